@@ -1,6 +1,7 @@
 //! Tests of [`RbacPolicy`]: one for each rule of the apiserver's authorizer.
 
 mod naive;
+mod names;
 
 use serde_json::{Value, json};
 

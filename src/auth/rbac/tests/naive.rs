@@ -166,6 +166,14 @@ proptest! {
             let reason = policy.find_grant(&user, &access).map(|grant| grant.reason);
             let is_expected = reason.as_ref().map_or(expected.is_empty(), |reason| expected.contains(reason));
             prop_assert!(is_expected, "{user:?} {access:?}: {reason:?}, expected one of {expected:?}");
+            // Each name is allowed, and each allowed one is a name unless all are.
+            let is_allowed = |name: &str| policy.find_grant(&user, &access.clone().get(name)).is_some();
+            let names = policy.find_names(&user, &access.clone().get("")).unwrap_or_default();
+            prop_assert!(names.iter().all(|name| is_allowed(name)), "{user:?} {access:?}: {names:?}");
+            if matches!(access.target, AccessTarget::Resource(_)) && !is_allowed("no such name") {
+                let missed = NAMES.iter().find(|name| is_allowed(name) && !names.contains(**name));
+                prop_assert_eq!(missed, None, "{:?} {:?}: {:?}", user, access, names);
+            }
         }
     }
 

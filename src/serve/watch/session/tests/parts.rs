@@ -1,6 +1,7 @@
 //! Watches that show only some namespaces: the frames and their order as permissions change.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::task::Poll;
 
 use super::fixture::{Client, ROOM, Stage, TERMS, WATCH_LIST, app_x};
@@ -21,6 +22,10 @@ fn readable() -> ReadableNamespaces {
         ("b", NamespaceAccess::Denied),
         ("c", NamespaceAccess::Allowed),
     ])
+}
+
+fn named(names: &[&str]) -> NamespaceAccess {
+    NamespaceAccess::Named(Arc::new(names.iter().map(|&name| name.into()).collect()))
 }
 
 fn watch_list(stage: &Stage, readable: &ReadableNamespaces) -> Client {
@@ -165,6 +170,46 @@ async fn resumed_watch_deletes_listed_objects_of_revoked_namespace() {
     assert_eq!(client.reported(), reported);
 }
 
+#[tokio::test(start_paused = true)]
+async fn objects_are_shown_by_name_as_long_as_they_are_allowed() {
+    let mut stage = stage();
+    let readable = ReadableNamespaces::with_decisions(&[
+        ("a", NamespaceAccess::Denied),
+        ("b", named(&["q", "new"])),
+        ("c", NamespaceAccess::Denied),
+    ]);
+    let mut client = watch_list(&stage, &readable);
+    assert_eq!(client.reported(), ["ADDED b/q 3", "BOOKMARK 10 end"]);
+    stage.put("b/p", "x", 11);
+    stage.put("b/q", "x", 12);
+    stage.put("b/new", "x", 13);
+    assert_eq!(client.reported(), ["MODIFIED b/q 12", "ADDED b/new 13"]);
+    readable.set_decision("b", named(&["p", "q"]));
+    assert_eq!(client.reported(), ["DELETED b/new 13", "ADDED b/p 11", "BOOKMARK 13"]);
+    // Each object is sent once, whether the whole namespace is shown or its names.
+    readable.set_decision("b", NamespaceAccess::Allowed);
+    assert_eq!(client.reported(), ["ADDED b/new 13", "BOOKMARK 13"]);
+    readable.set_decision("b", named(&["p"]));
+    stage.put("b/p", "x", 14);
+    stage.put("b/q", "x", 15);
+    assert_eq!(
+        client.reported(),
+        ["MODIFIED b/p 14", "DELETED b/q 15 as of 12", "DELETED b/new 15 as of 13", "BOOKMARK 15"]
+    );
+    // A namespace that occurs for the first time.
+    readable.set_decision("d", named(&["one", "two"]));
+    for (name, rv) in [("one", 16), ("other", 17), ("two", 18)] {
+        stage.put(&format!("d/{name}"), "x", rv);
+    }
+    assert_eq!(client.reported(), ["ADDED d/one 16", "ADDED d/two 18", "BOOKMARK 18"]);
+    for namespace in ["b", "d"] {
+        readable.set_decision(namespace, NamespaceAccess::Unanswered);
+    }
+    stage.delete("d/one", "x", 19);
+    let deleted = ["DELETED d/one 19 as of 16", "DELETED b/p 19 as of 14", "DELETED d/two 19 as of 18", "BOOKMARK 19"];
+    assert_eq!(client.reported(), deleted);
+}
+
 /// The state of a client: its objects and their versions.
 #[derive(Default)]
 struct Informer(BTreeMap<String, String>);
@@ -175,12 +220,13 @@ impl Informer {
         let words: Vec<_> = frame.split(' ').collect();
         let (kind, key) = (words[0], words[1]);
         let written = words.last().copied().unwrap_or_default().to_owned();
-        let namespace = key.split_once('/').map_or("a", |(namespace, _)| namespace);
-        let allowed = readable.decision(namespace) == Some(NamespaceAccess::Allowed);
+        let (namespace, name) = key.split_once('/').unwrap_or(("a", key));
+        let allowed = readable.access(namespace).allows(name);
         match kind {
             "ADDED" | "MODIFIED" => {
                 assert!(allowed, "{frame}");
-                self.0.insert(key.to_owned(), written);
+                let is_new = self.0.insert(key.to_owned(), written).is_none();
+                assert_eq!(is_new, kind == "ADDED", "{frame}");
             }
             "DELETED" => {
                 let previous = self.0.remove(key);
@@ -213,7 +259,12 @@ async fn informers_converge_on_readable_objects() {
             match rng.u8(..6) {
                 0 => readable.set_decision(
                     namespace,
-                    if rng.bool() { NamespaceAccess::Allowed } else { NamespaceAccess::Denied },
+                    match rng.u8(..4) {
+                        0 => NamespaceAccess::Allowed,
+                        1 => NamespaceAccess::Denied,
+                        2 => named(&["p", "none"]),
+                        _ => named(&["q", "p"]),
+                    },
                 ),
                 1 if state.contains_key(&key) => {
                     rv += 1;
@@ -243,10 +294,8 @@ async fn informers_converge_on_readable_objects() {
             tokio::task::yield_now().await;
             frames.iter().for_each(|frame| informer.take(frame, &readable));
         }
-        let allowed = |key: &str| {
-            key.split_once('/')
-                .is_some_and(|(namespace, _)| readable.decision(namespace) == Some(NamespaceAccess::Allowed))
-        };
+        let allowed =
+            |key: &str| key.split_once('/').is_some_and(|(namespace, name)| readable.access(namespace).allows(name));
         let seen = state.into_iter().filter(|(key, (app, _))| allowed(key) && (!selects || *app == "x"));
         let expected: BTreeMap<_, _> =
             seen.map(|(key, (_, rv))| (key.strip_prefix("a/").unwrap_or(&key).to_owned(), rv)).collect();
