@@ -47,6 +47,7 @@ mod local_decisions;
 mod metrics;
 mod missing_parts;
 mod monitoring;
+mod named_objects;
 mod node;
 mod onlookers;
 mod outage;
