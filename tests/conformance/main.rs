@@ -36,6 +36,7 @@ mod kubectl;
 mod kubelet;
 mod lists;
 mod local_decisions;
+mod named_objects;
 mod neighbouring_names;
 mod node_scope;
 mod own_rights;
