@@ -1,7 +1,7 @@
 use super::Caller;
 use crate::net::ListenAddress;
 
-/// The callers whose lists and watches across namespaces are filtered if upstream denies them as a whole.
+/// The callers whose lists and watches are filtered if upstream denies them as a whole.
 ///
 /// It grants nothing: what a filtered read shows needs a permission of its own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

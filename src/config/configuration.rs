@@ -162,8 +162,8 @@ pub(super) struct ReadsSection {
 #[serde(rename_all = "camelCase")]
 #[schemars(default, deny_unknown_fields)]
 pub(super) struct ReadsFilterSection {
-    /// Groups whose forbidden reads across namespaces show
-    /// [permitted namespaces](GUIDES.md#lists-and-watches-of-permitted-namespaces). Not for controllers
+    /// Groups whose forbidden lists and watches show
+    /// [what is permitted](GUIDES.md#lists-and-watches-of-permitted-namespaces). Not for controllers
     #[schemars(extend("x-type" = "list of names", "x-bounds" = "with `auth: delegated`"))]
     pub(super) groups: Vec<String>,
     /// The same for users

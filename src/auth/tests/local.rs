@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use super::*;
-use crate::auth::{AccessDecider, RbacEvent, RbacKind};
+use crate::auth::{AccessDecider, NamespaceAccess, RbacEvent, RbacKind};
 use crate::upstream::UpstreamError;
 
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
@@ -413,4 +413,51 @@ async fn rules_that_changed_meanwhile_are_no_disagreement() {
         sleep(seconds(10)).await;
         assert!(scene.decides_here().await, "{with_upstream}");
     }
+}
+
+fn named_role(names: &[String]) -> Value {
+    let rule = json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"], "resourceNames": names});
+    json!({"metadata": {"name": "r", "namespace": "t1", "resourceVersion": "1"}, "rules": [rule]})
+}
+
+/// A name that the rules no longer allow is hidden at once, although upstream does not answer.
+#[tokio::test(start_paused = true)]
+async fn names_follow_rules_without_reviews_of_each() {
+    let scene = local_scene().await;
+    let allow = |names: &[&str]| {
+        let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
+        scene.authorizer.apply_policy_change(RbacKind::Role, Some(event("MODIFIED", &named_role(&names))));
+    };
+    allow(&["a", "b"]);
+    scene.stub.deny("ada", "t1");
+    let readable = scene.readable("ada", &["t1".to_owned()]).await.expect("it is let in");
+    let sees = || ["a", "b", "c"].into_iter().filter(|name| readable.access("t1").allows(name)).collect::<String>();
+    assert_eq!(sees(), "ab");
+    assert_eq!(scene.counted().0, 2, "of all namespaces, and of t1");
+    allow(&["a", "c"]);
+    sleep(seconds(1)).await;
+    assert_eq!(sees(), "ac");
+    scene.stub.silent(true);
+    allow(&["c"]);
+    sleep(Duration::from_millis(10)).await;
+    assert_eq!(sees(), "c");
+    scene.authorizer.clear_policy(RbacKind::Role);
+    sleep(seconds(1)).await;
+    assert_eq!(sees(), "", "the rules are not known");
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_of_all_namespaces_are_limited() {
+    let readable = ReadableNamespaces::with_decisions(&[]);
+    let named = |count: usize| NamespaceAccess::Named(Arc::new(named(count).into_iter().map(Into::into).collect()));
+    readable.set_decision("a", named(1_500));
+    readable.set_decision("b", named(501));
+    assert_eq!(readable.decision("b"), Some(NamespaceAccess::Denied));
+    readable.set_decision("a", named(1_499));
+    readable.set_decision("b", named(501));
+    assert!(readable.access("b").allows("t500") && readable.has_names());
+    for namespace in ["a", "b"] {
+        readable.set_decision(namespace, NamespaceAccess::Allowed);
+    }
+    assert!(!readable.has_names());
 }
