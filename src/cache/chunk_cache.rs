@@ -1,6 +1,6 @@
 use std::collections::{HashMap, VecDeque};
-use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -24,6 +24,8 @@ pub struct ChunkCache {
     /// Compressed frames of watches.
     frames: SingleFlightCache<DeflatedChunk>,
     names: FrameNames,
+    /// Whether the feed has ended. Then nothing is cached.
+    is_closed: AtomicBool,
     budget: Arc<MemoryBudget>,
     account: Arc<MemoryAccount>,
 }
@@ -61,6 +63,7 @@ impl ChunkCache {
             deflated: SingleFlightCache::new(BYTES_MAX, None),
             frames: SingleFlightCache::new(BYTES_MAX / 4, Some(frame_names::AGE_MAX)),
             names: FrameNames::default(),
+            is_closed: AtomicBool::new(false),
             budget,
             account,
         }
@@ -82,8 +85,7 @@ impl ChunkCache {
     ) -> Poll<Result<PlainChunk, E>> {
         let flight = if verbatim { &self.copies } else { &self.derived };
         let result = flight.poll_get_or_make(key, cx, make);
-        // Frees memory if the new entry does not fit beside the rest.
-        self.budget.trim_derived();
+        self.trim();
         result
     }
 
@@ -103,17 +105,18 @@ impl ChunkCache {
 
     /// Returns the compressed form of a frame that watches share, for those that were sent `previous` right before it.
     /// The first watch compresses it with `make`, which gets the bytes that it may refer to.
-    pub fn poll_deflated_frame(
+    pub fn poll_deflated_frame<E>(
         &self,
         frame: &Bytes,
         previous: Option<FrameName>,
         cx: &Context<'_>,
-        make: impl FnOnce(&[u8]) -> DeflatedChunk,
-    ) -> Poll<(FrameName, DeflatedChunk)> {
-        let (name, before) = self.names.name(frame, previous);
-        let key = EncodedChunkKey::of_frame(name.number, before.as_ref().map(|(number, _)| *number));
-        let make = || Ok::<_, Infallible>(make(before.as_ref().map_or(&[], |(_, before)| before)));
-        self.poll_compressed(&self.frames, key, cx, make).map(|Ok(made)| (name, made))
+        make: impl FnOnce(&[u8]) -> Result<DeflatedChunk, E>,
+    ) -> Poll<Result<(FrameName, DeflatedChunk), E>> {
+        let (name, previous) = self.names.name(frame, previous, &self.account);
+        let key = EncodedChunkKey::of_frame(name.number, previous.map(|previous| previous.number));
+        // If the previous frame was dropped since, the form refers to nothing, and is right for the same watches.
+        let make = || make(&previous.and_then(|previous| self.names.frame(previous)).unwrap_or_default());
+        self.poll_compressed(&self.frames, key, cx, make).map_ok(|made| (name, made))
     }
 
     fn poll_compressed<E>(
@@ -125,13 +128,22 @@ impl ChunkCache {
     ) -> Poll<Result<DeflatedChunk, E>> {
         let make = || {
             let made = make()?;
-            let made = DeflatedChunk { bytes: made.bytes.map(|bytes| self.account.charge_bytes(bytes)), ..made };
+            let charged = |bytes| self.account.charge_with_overhead(bytes, DEFLATED_BYTES);
+            let made = DeflatedChunk { bytes: made.bytes.map(charged), ..made };
             let bytes = made.bytes.as_ref().map_or(0, Bytes::len) + DEFLATED_BYTES;
             Ok((made, bytes))
         };
         let result = flight.poll_get_or_make(key, cx, make);
-        self.budget.trim_derived();
+        self.trim();
         result
+    }
+
+    /// Frees memory if a new entry does not fit beside the rest, or must not be kept.
+    fn trim(&self) {
+        if self.is_closed.load(Ordering::SeqCst) {
+            self.clear();
+        }
+        self.budget.trim_derived();
     }
 
     pub(super) fn least_used(&self) -> [&dyn LruEviction; 5] {
@@ -152,6 +164,12 @@ impl ChunkCache {
         self.forget_derived();
     }
 
+    /// Drops all cached chunks, and caches none from now on, because the feed has ended.
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        self.clear();
+    }
+
     /// Drops cached chunks that have expired.
     pub(super) fn expire(&self, now: Instant) {
         self.copies.expire(now);
@@ -160,7 +178,7 @@ impl ChunkCache {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.copies.bytes() + self.derived.bytes() + self.deflated.bytes() + self.frames.bytes()
+        self.copies.bytes() + self.derived.bytes() + self.deflated.bytes() + self.frames.bytes() + self.names.bytes()
     }
 }
 
@@ -220,11 +238,26 @@ pub enum ChunkObjectEncoding {
     /// A compressed piece of a list's items. It may refer to the preceding chunk, whose name is `behind`; `None` at the
     /// beginning of the list.
     Deflated { behind: Option<u128>, piece: usize },
+    /// A compressed part of a piece of ADDED events. It may refer to the part of the previous chunk or of the same
+    /// chunk that the watch was sent right before it: the name of that chunk and the CRC-32 of the part.
+    DeflatedAdded { piece: usize, part: usize, behind: Option<(u128, u32)> },
     /// A compressed frame of a watch, by numbers of [`FrameName`]s. It may refer to the frame `behind`.
     Frame { behind: Option<u64> },
 }
 
 impl EncodedChunkKey {
+    /// Returns the key of a part of [`DeflatedAdded`](ChunkObjectEncoding::DeflatedAdded), for watches that were sent
+    /// `behind` before.
+    pub fn of_part(self, index: usize, behind: Option<(u128, u32)>) -> Self {
+        let part = match self.part {
+            ChunkObjectEncoding::DeflatedAdded { piece, .. } => {
+                ChunkObjectEncoding::DeflatedAdded { piece, part: index, behind }
+            }
+            other => other,
+        };
+        Self { part, ..self }
+    }
+
     /// Returns the key of a compressed frame. The name of a frame determines all its bytes.
     fn of_frame(number: u64, behind: Option<u64>) -> Self {
         Self {

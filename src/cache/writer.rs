@@ -272,7 +272,7 @@ impl Drop for CacheWriter {
         wakes.wake();
         drop(dropped);
         self.shared.paging.lock().clear();
-        self.shared.chunks.clear();
+        self.shared.chunks.close();
         self.shared.derived_json.clear();
     }
 }

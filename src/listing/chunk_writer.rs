@@ -161,6 +161,12 @@ impl ListChunkWriter {
         written
     }
 
+    /// Returns the key under which all watches share the compressed form of a piece of a chunk's ADDED events.
+    pub(crate) fn key_of_added(&self, chunks: &PageChunks, index: usize, piece: usize) -> Option<EncodedChunkKey> {
+        let part = ChunkObjectEncoding::DeflatedAdded { piece, part: 0, behind: None };
+        chunks.is_shared(index).then(|| self.key(chunks.chunk(index).name, part))
+    }
+
     fn key(&self, chunk: u128, part: ChunkObjectEncoding) -> EncodedChunkKey {
         EncodedChunkKey {
             chunk,

@@ -153,7 +153,7 @@ impl ScanBudget {
     /// Renews the budget, because the reader has caught up and further events are new.
     pub(crate) fn renew(&mut self) {
         if !self.is_expensive {
-            self.left = cost::FREE_SCAN_COST;
+            (self.left, self.wait) = (cost::FREE_SCAN_COST, None);
         }
     }
 }

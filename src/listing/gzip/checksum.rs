@@ -6,7 +6,7 @@ const POLYNOMIAL: u32 = 0xedb8_8320;
 const ONE: u32 = 1 << 31;
 
 /// Returns the checksum of two texts together. `shift` is that of the second.
-pub(super) fn appended(first: u32, second: u32, shift: u32) -> u32 {
+pub(super) fn combined_crc(first: u32, second: u32, shift: u32) -> u32 {
     product(first, shift) ^ second
 }
 
@@ -43,7 +43,7 @@ mod tests {
         for at in [0, 1, 2, 255, 256, 4_000, 65_536, text.len()] {
             let (first, second) = text.split_at(at);
             let (first, crc) = (crc32fast::hash(first), crc32fast::hash(second));
-            assert_eq!(appended(first, crc, shift(second.len() as u64)), crc32fast::hash(&text), "{at}");
+            assert_eq!(combined_crc(first, crc, shift(second.len() as u64)), crc32fast::hash(&text), "{at}");
         }
     }
 }

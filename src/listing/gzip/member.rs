@@ -3,7 +3,7 @@ use std::collections::VecDeque;
 use bytes::{Bytes, BytesMut};
 use crc32fast::Hasher;
 
-use super::checksum::appended;
+use super::checksum::combined_crc;
 use super::text::SegmentedBytes;
 use crate::cache::DeflatedChunk;
 
@@ -39,7 +39,7 @@ impl GzipMember {
 
     /// Appends a piece to the gzip member. If the piece is stored, `plain` returns its bytes.
     pub(super) fn put(&mut self, piece: &DeflatedChunk, plain: impl FnOnce() -> SegmentedBytes) {
-        self.crc = appended(self.crc, piece.crc, piece.shift);
+        self.crc = combined_crc(self.crc, piece.crc, piece.shift);
         self.len += piece.len;
         match &piece.bytes {
             Some(bytes) => {

@@ -6,6 +6,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Bytes, BytesMut};
 use memchr::memchr;
 
+use crate::cache::EncodedChunkKey;
 use crate::listing::ScanBudget;
 use crate::listing::gzip::GzipFrames;
 use crate::serve::activity::WatchTransport;
@@ -51,8 +52,11 @@ struct GzipWatchState {
 
 thread_local! {
     /// The batch buffer that all watches of a thread share in turn, so that an idle watch keeps no buffer.
-    static BATCH: Cell<Vec<Bytes>> = const { Cell::new(Vec::new()) };
+    static BATCH: Cell<WatchBatch> = const { Cell::new((Vec::new(), Vec::new())) };
 }
+
+/// The frames of a batch, and the keys of those at its beginning that all watches share.
+type WatchBatch = (Vec<Bytes>, Vec<Option<EncodedChunkKey>>);
 
 /// The number of bytes that are pulled at a time. This limits the memory that one client can occupy.
 pub(crate) const BATCH_BYTES: usize = 32 << 10;
@@ -91,7 +95,7 @@ impl WatchFrameSource for WatchBody {
             if let Some(gzip) = &mut self.gzip {
                 if let Some(bytes) = ready!(gzip.poll(cx)) {
                     if self.session.as_ref().is_none_or(WatchSession::is_parked) {
-                        gzip.frames.rest();
+                        gzip.frames.release_idle();
                     }
                     return Poll::Ready(Some(bytes));
                 }
@@ -105,15 +109,22 @@ impl WatchFrameSource for WatchBody {
                 return Poll::Pending;
             }
             let mut cx = Context::from_waker(self.chunked.as_ref().map_or(cx.waker(), |chunked| chunked.flag.waker()));
-            let mut batch = BATCH.take();
-            let polled = session.poll_frames(&mut cx, BATCH_BYTES, &mut batch);
+            let (mut batch, mut keys) = BATCH.take();
+            let polled = session.poll_frames(&mut cx, BATCH_BYTES, &mut batch, &mut keys);
+            if polled.is_pending()
+                && session.is_parked()
+                && let Some(gzip) = &mut self.gzip
+            {
+                gzip.frames.release_idle();
+            }
             if session.is_ended() {
                 // Frees the session now; only its last frames remain.
                 self.session = None;
             }
-            let chunk = self.take(&mut batch);
+            let chunk = self.queue_batch(&mut batch, &keys);
             batch.clear();
-            BATCH.set(batch);
+            keys.clear();
+            BATCH.set((batch, keys));
             if polled.is_pending() || chunk.is_some() {
                 return chunk.map_or(Poll::Pending, |chunk| Poll::Ready(Some(chunk)));
             }
@@ -122,11 +133,11 @@ impl WatchFrameSource for WatchBody {
 }
 
 impl WatchBody {
-    /// Takes the frames of a batch. Returns the first bytes to send, unless they are compressed later.
-    fn take(&mut self, batch: &mut Vec<Bytes>) -> Option<Bytes> {
+    /// Queues the frames of a batch. Returns the first bytes to send, unless they are compressed later.
+    fn queue_batch(&mut self, batch: &mut Vec<Bytes>, keys: &[Option<EncodedChunkKey>]) -> Option<Bytes> {
         match (&mut self.gzip, &mut self.chunked) {
             (Some(gzip), _) => {
-                gzip.push(batch);
+                gzip.push(batch, keys);
                 None
             }
             _ if batch.is_empty() => None,
@@ -138,16 +149,13 @@ impl WatchBody {
 
 impl GzipWatchState {
     fn new(session: &WatchSession, budget: ScanBudget) -> Self {
-        Self { frames: GzipFrames::new(session.reader().clone(), budget), bytes: session.metrics().gzip_bytes() }
+        let frames = GzipFrames::new(session.reader().clone(), budget, session.is_of_secrets());
+        Self { frames, bytes: session.metrics().gzip_bytes() }
     }
 
-    /// Takes a batch of frames. An empty one means that the watch is idle.
-    fn push(&mut self, batch: &mut Vec<Bytes>) {
-        if batch.is_empty() {
-            self.frames.rest();
-        }
+    fn push(&mut self, batch: &mut Vec<Bytes>, keys: &[Option<EncodedChunkKey>]) {
         self.bytes.before.increment(batch.iter().map(|frame| frame.len() as u64).sum());
-        self.frames.push(batch);
+        self.frames.push(batch, keys);
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {

@@ -28,7 +28,8 @@ use self::initial_events::{FrameBatch, InitialEvents, InitialStateSendProgress};
 use self::namespace_filtered_view::NamespaceFilteredView;
 use crate::auth::{ReadPermission, ReadableNamespaces};
 use crate::cache::{
-    CacheReader, CursorStopReason, EventFilterDecision, FeedCursor, FeedSnapshot, FeedState, ObjectChunk, PullResult,
+    CacheReader, CursorStopReason, EncodedChunkKey, EventFilterDecision, FeedCursor, FeedSnapshot, FeedState,
+    ObjectChunk, PullResult,
 };
 use crate::feeds::FeedHandle;
 use crate::listing::ScanBudget;
@@ -209,12 +210,13 @@ impl WatchSession {
     }
 
     /// Polls the next frames, about `bytes_max` bytes; `None` when the watch has ended. Updates the watch's entry on
-    /// the debug pages.
+    /// the debug pages. `keys` receives the keys of the frames at the beginning of the batch that all watches share.
     pub(crate) fn poll_frames(
         &mut self,
         cx: &mut Context<'_>,
         bytes_max: usize,
         batch: &mut Vec<Bytes>,
+        keys: &mut Vec<Option<EncodedChunkKey>>,
     ) -> Poll<Option<()>> {
         let Self { state, common } = self;
         common.is_parked = false;
@@ -222,7 +224,7 @@ impl WatchSession {
             if let WatchSessionState::Ended = state {
                 break Poll::Ready(None);
             }
-            let step = common.step(std::mem::replace(state, WatchSessionState::Ended), cx, bytes_max, batch);
+            let step = common.step(std::mem::replace(state, WatchSessionState::Ended), cx, bytes_max, batch, keys);
             let (polled, next) = step.unwrap_or_else(|exit| (Poll::Ready(0), common.end(exit)));
             *state = next;
             let Poll::Ready(frames) = polled else { break Poll::Pending };
@@ -245,6 +247,12 @@ impl WatchSession {
 
     pub(crate) fn reader(&self) -> &CacheReader {
         &self.common.feed.reader
+    }
+
+    /// Whether the watch is on Secrets.
+    pub(crate) fn is_of_secrets(&self) -> bool {
+        let gvr = &self.common.feed.spec.key.gvr;
+        gvr.group.is_empty() && &*gvr.resource == "secrets"
     }
 
     pub(crate) fn metrics(&self) -> &WatchMetrics {
@@ -279,9 +287,10 @@ impl WatchSessionContext {
         cx: &mut Context<'_>,
         bytes_max: usize,
         batch: &mut Vec<Bytes>,
+        keys: &mut Vec<Option<EncodedChunkKey>>,
     ) -> WatchSessionStepResult {
         match self.check_end(state, cx)? {
-            WatchSessionState::Initial(initial) => self.send_initial(initial, cx, bytes_max, batch),
+            WatchSessionState::Initial(initial) => self.send_initial(initial, cx, bytes_max, batch, keys),
             WatchSessionState::Row(row) => {
                 batch.push(self.cursor.renderer().frame(EventType::Added, row.body())?);
                 Ok((Poll::Ready(1), WatchSessionState::Live))
@@ -343,6 +352,7 @@ impl WatchSessionContext {
         cx: &mut Context<'_>,
         bytes_max: usize,
         batch: &mut Vec<Bytes>,
+        keys: &mut Vec<Option<EncodedChunkKey>>,
     ) -> WatchSessionStepResult {
         let Poll::Ready(_slice) = self.scan_budget.poll(cx) else {
             return Ok((Poll::Pending, WatchSessionState::Initial(initial)));
@@ -351,7 +361,7 @@ impl WatchSessionContext {
         let reader = &self.feed.reader;
         let mut out =
             FrameBatch { cursor: &self.cursor, reader, bytes_max, scan_budget: self.scan_budget.left(), batch };
-        let Poll::Ready(put) = initial.poll_put(cx, &mut out) else {
+        let Poll::Ready(put) = initial.poll_put(cx, &mut out, keys) else {
             return Ok((Poll::Pending, WatchSessionState::Initial(initial)));
         };
         let (mut frames, portion) = put?;

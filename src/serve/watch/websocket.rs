@@ -188,7 +188,7 @@ async fn serve_session(
                 Some(Ok(Message::Ping(_))) => if socket.flush().await.is_err() { return },
                 Some(Ok(_)) => {}
             },
-            more = poll_fn(|cx| session.poll_frames(cx, BATCH_BYTES, &mut batch)) => match more {
+            more = poll_fn(|cx| session.poll_frames(cx, BATCH_BYTES, &mut batch, &mut Vec::new())) => match more {
                 None => break Some(CloseCode::Normal),
                 Some(()) => {
                     socket.get_mut().filter.record_sent(batch.len());

@@ -2,6 +2,7 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::future::poll_fn;
+use std::time::Duration;
 
 use bytes::Bytes;
 use flate2::{Decompress, FlushDecompress, Status};
@@ -30,8 +31,12 @@ struct Stream {
 
 impl Stream {
     fn new(reader: &CacheReader) -> Self {
-        let budget = ScanBudget::new(CallerCpuSlices::new(1), None, false);
-        let (frames, inflate) = (GzipFrames::new(reader.clone(), budget), Decompress::new(false));
+        Self::with(reader, &CallerCpuSlices::new(1), false)
+    }
+
+    fn with(reader: &CacheReader, slices: &CallerCpuSlices, is_secret: bool) -> Self {
+        let budget = ScanBudget::new(slices.clone(), None, false);
+        let (frames, inflate) = (GzipFrames::new(reader.clone(), budget, is_secret), Decompress::new(false));
         Self { frames, sent: Vec::new(), plain: Vec::new(), read: Vec::new(), inflate, polls: 0 }
     }
 
@@ -39,7 +44,7 @@ impl Stream {
     async fn send(&mut self, frames: impl IntoIterator<Item = Bytes>) -> Vec<Bytes> {
         let mut frames: Vec<Bytes> = frames.into_iter().collect();
         frames.iter().for_each(|frame| self.plain.extend_from_slice(frame));
-        self.frames.push(&mut frames);
+        self.frames.push(&mut frames, &[]);
         let mut pieces = Vec::new();
         loop {
             let was_empty = self.frames.is_empty();
@@ -111,7 +116,7 @@ async fn random_watches_are_whole_members_that_are_readable_at_once() {
             }
             watch.send(unsent.drain(..)).await;
             if random::usize(..4) == 0 {
-                watch.frames.rest();
+                watch.frames.release_idle();
             }
         }
         if random::usize(..8) == 0 {
@@ -173,9 +178,61 @@ async fn large_frames_are_compressed_in_turns_and_idle_watch_holds_nothing() {
         assert!(watch.polls - before >= 2 * 6, "{} polls for seven pieces", watch.polls - before);
     }
     assert!(account.bytes() > 700_000, "the shared frame is kept for the next watch");
-    watch.frames.rest();
+    watch.frames.release_idle();
     assert!(watch.frames.holds_nothing());
     writer.replace(FeedSnapshot::from_objects(rv(9), Vec::new()));
+    assert_eq!(account.bytes(), 0);
+    watch.end();
+}
+
+/// The length of a frame of Secrets must not show what it has in common with an earlier one.
+#[tokio::test(start_paused = true)]
+async fn frames_of_secrets_refer_to_no_earlier_frame() {
+    let (_writer, reader) = feed();
+    let text = base64(5_000);
+    for make in [|text: &[u8]| Bytes::from_owner(text.to_vec()), |text: &[u8]| Bytes::from(text.to_vec())] {
+        for is_secret in [false, true] {
+            let (mut watch, mut sent) = (Stream::with(&reader, &CallerCpuSlices::new(1), is_secret), Vec::new());
+            for _ in 0..3 {
+                sent.push(watch.send([make(&text)]).await.concat().len());
+            }
+            assert!(if is_secret { sent[2] > 3_700 } else { sent[2] < 100 }, "{is_secret}: {sent:?}");
+            watch.end();
+        }
+    }
+}
+
+/// A caller cannot use more of the CPU by being the first to compress what others share.
+#[tokio::test(start_paused = true)]
+async fn first_watch_to_compress_a_shared_frame_waits_for_a_slice() {
+    let (_writer, reader) = feed();
+    let busy = CallerCpuSlices::new(1);
+    let (mut first, mut other) = (Stream::with(&reader, &busy, false), Stream::new(&reader));
+    first.send([Bytes::from_owner(repetitive(30_000))]).await;
+    let slice = busy.take(&None).expect("none is taken");
+    let frame = Bytes::from_owner(repetitive(30_000));
+    let waiting = tokio::time::timeout(Duration::from_secs(1), first.send([frame.clone()]));
+    assert!(waiting.await.is_err(), "its budget is used up");
+    other.send([frame]).await;
+    first.send([]).await;
+    first.send([repetitive(100).into()]).await;
+    let frame = Bytes::from_owner(repetitive(30_000));
+    drop(slice);
+    first.send([frame]).await;
+    first.end();
+}
+
+#[tokio::test(start_paused = true)]
+async fn frames_after_the_end_of_the_feed_are_not_kept() {
+    let (writer, reader) = feed();
+    let (mut watch, account) = (Stream::new(&reader), reader.chunks().account().clone());
+    let mut send = async || {
+        watch.send([Bytes::from_owner(repetitive(5_000)), Bytes::from_owner(repetitive(5_000))]).await;
+    };
+    send().await;
+    assert!(account.bytes() > 0);
+    drop(writer);
+    send().await;
     assert_eq!(account.bytes(), 0);
     watch.end();
 }

@@ -4,7 +4,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 
 use crate::auth::ReadPermission;
-use crate::cache::{CacheReader, CollectionView, FeedCursor, FeedSnapshot, ObjectChunk, PlainChunk};
+use crate::cache::{CacheReader, CollectionView, EncodedChunkKey, FeedCursor, FeedSnapshot, ObjectChunk, PlainChunk};
 use crate::listing::{ListChunkWriter, PageChunks, YieldPause, cost};
 use crate::serve::limits::TimedSnapshotPin;
 use crate::wire::{ObjectRevision, TranscodeError};
@@ -77,14 +77,15 @@ impl InitialEvents {
     }
 
     /// Appends about `bytes_max` bytes of frames to an empty batch. It puts at least one frame or one piece of a chunk,
-    /// unless the scan budget is used up first.
+    /// unless the scan budget is used up first. `keys` receives the key of each piece of a chunk.
     pub(super) fn poll_put(
         &mut self,
         cx: &mut Context<'_>,
         out: &mut FrameBatch<'_>,
+        keys: &mut Vec<Option<EncodedChunkKey>>,
     ) -> Poll<Result<FrameProgress, TranscodeError>> {
         match &mut self.encoding {
-            InitialEventsEncoding::Chunks(shared) => shared.poll_put(cx, out),
+            InitialEventsEncoding::Chunks(shared) => shared.poll_put(cx, out, keys),
             InitialEventsEncoding::Frames { next } => {
                 let more = out.put(&self.snapshot, out.cursor.view(), next, FrameBatch::added)?;
                 let portion = more.map_or(InitialStateSendProgress::Last, |key| {
@@ -102,6 +103,7 @@ impl SharedInitialFrames {
         &mut self,
         cx: &mut Context<'_>,
         out: &mut FrameBatch<'_>,
+        keys: &mut Vec<Option<EncodedChunkKey>>,
     ) -> Poll<Result<FrameProgress, TranscodeError>> {
         let FrameBatch { bytes_max, batch, .. } = out;
         let (mut frames, mut bytes) = (0, 0);
@@ -134,6 +136,7 @@ impl SharedInitialFrames {
             }
             bytes += piece.len();
             batch.push(piece.clone());
+            keys.push(self.writer.key_of_added(&self.chunks, self.index, self.piece));
             self.piece += 1;
         }
         // A bookmark follows the last frame. It gets its own batch if this one must not be copied.

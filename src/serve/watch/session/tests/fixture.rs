@@ -275,14 +275,14 @@ impl Client {
     pub(super) fn pieces(&mut self, bytes_max: usize) -> Vec<Bytes> {
         let mut batch = Vec::new();
         let waker = Waker::from(self.wakes.clone());
-        let _ = self.session.poll_frames(&mut Context::from_waker(&waker), bytes_max, &mut batch);
+        let _ = self.session.poll_frames(&mut Context::from_waker(&waker), bytes_max, &mut batch, &mut Vec::new());
         batch
     }
 
     pub(super) fn poll(&mut self, bytes_max: usize) -> Poll<Option<Vec<String>>> {
         let mut batch = Vec::new();
         let waker = Waker::from(self.wakes.clone());
-        let polled = self.session.poll_frames(&mut Context::from_waker(&waker), bytes_max, &mut batch);
+        let polled = self.session.poll_frames(&mut Context::from_waker(&waker), bytes_max, &mut batch, &mut Vec::new());
         let frames: Vec<_> = batch.iter().map(said).collect();
         assert_eq!(frames.is_empty(), polled != Poll::Ready(Some(())), "{polled:?} with {frames:?}");
         polled.map(|more| more.map(|()| frames))

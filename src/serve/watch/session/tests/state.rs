@@ -1,11 +1,15 @@
 //! W11: the state as ADDED events, each key once, then the bookmark that marks its end, then later events (R-WATCH-3).
 
+use std::future::poll_fn;
 use std::task::Poll;
 
 use bytes::Bytes;
+use flate2::{Decompress, FlushDecompress};
 
 use super::fixture::{Client, ROOM, Stage, TERMS, WATCH_LIST, app_x, pass, pass_ms};
 use crate::cache::{CacheConfig, CollectionView, WatchStartPosition};
+use crate::listing::gzip::GzipFrames;
+use crate::listing::{CallerCpuSlices, ScanBudget};
 use crate::serve::watch::session::WatchOptions;
 use kubeapi::{LabelSelector, ResourceVersion, Selector};
 
@@ -180,6 +184,59 @@ async fn initial_state_chunks_are_shared_between_watches() {
     all(&mut client);
     stage.put("p", "x", 11);
     assert_eq!(client.reported(), ["ADDED p 11"]);
+}
+
+/// Polls a compressed watch that has room. Returns its text, and the compressed pieces of the state.
+async fn compressed(client: &mut Client, mut frames: GzipFrames) -> (Vec<u8>, Vec<Bytes>) {
+    let (mut plain, mut sent, mut pieces) = (Vec::new(), Vec::new(), Vec::new());
+    loop {
+        let (mut batch, mut keys) = (Vec::new(), Vec::new());
+        let polled = poll_fn(|cx| match client.session.poll_frames(cx, ROOM, &mut batch, &mut keys) {
+            Poll::Pending if client.session.is_parked() => Poll::Ready(None),
+            polled => polled.map(Some),
+        });
+        if polled.await.is_none() {
+            break;
+        }
+        plain.extend(batch.concat());
+        frames.push(&mut batch, &keys);
+        while let Some(bytes) = poll_fn(|cx| frames.poll(cx)).await {
+            sent.extend_from_slice(&bytes);
+            pieces.extend(Some(bytes).filter(|_| !keys.is_empty()));
+        }
+    }
+    let (mut inflate, mut text) = (Decompress::new(false), Vec::with_capacity(plain.len() + 1));
+    inflate.decompress_vec(&sent[10..], &mut text, FlushDecompress::Sync).expect("valid");
+    assert!(text == plain, "{} of {} bytes", text.len(), plain.len());
+    (plain, pieces)
+}
+
+/// The state is larger than what a feed keeps of recent events, and its chunks are written again for the second watch.
+#[tokio::test(start_paused = true)]
+async fn large_initial_state_is_compressed_once() {
+    let text = |n: usize| -> String {
+        let mut random = fastrand::Rng::with_seed(n as u64);
+        std::iter::repeat_with(|| random.alphanumeric()).take(10_000).collect::<String>().repeat(2)
+    };
+    let pods: Vec<_> = (0..1_100).map(|n| (format!("p{n:04}"), text(n))).collect();
+    let pods: Vec<_> = pods.iter().map(|(name, text)| (name.as_str(), text.as_str(), 5)).collect();
+    let mut stage = Stage::new(CacheConfig::default(), &pods);
+    let mut sent = Vec::new();
+    for rv in [11, 12] {
+        let budget = ScanBudget::new(CallerCpuSlices::new(1), None, false);
+        let frames = GzipFrames::new(stage.reader.clone(), budget, false);
+        let mut client = stage.watch_in_chunks(CollectionView::everything(), WATCH_LIST);
+        let (plain, pieces) = compressed(&mut client, frames).await;
+        assert!(plain.len() > 20 << 20 && pieces.len() > 130, "{} bytes in {} pieces", plain.len(), pieces.len());
+        sent.push(pieces);
+        pass(60).await;
+        stage.put("z", "x", rv);
+    }
+    let [first, second] = sent.as_slice() else { unreachable!("two watches") };
+    let shared = first.iter().zip(second).filter(|(first, second)| first.as_ptr() == second.as_ptr()).count();
+    // The header precedes the first piece, and the changed object is in the last chunk.
+    assert!(first.len() <= shared + 4, "{shared} of {} are shared", first.len());
+    assert!(first.iter().map(Bytes::len).sum::<usize>() < 12 << 20);
 }
 
 /// Typically, ten thousand watches are idle. Each also has a timer, its cursor's view, which many watches share, and
