@@ -1,5 +1,5 @@
 use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher as _, Hash};
+use std::hash::{BuildHasher as _, BuildHasherDefault, Hash, Hasher};
 use std::sync::Arc;
 
 use super::FeedEvent;
@@ -19,7 +19,7 @@ use kubeapi::SelectableAttributes;
 pub(super) struct NarrowLanes {
     /// The lanes by the hash of a namespace and a term. A lane of a value set has an entry for each value. If hashes
     /// collide, a lane holds events that none of its readers matches.
-    lanes: IndexMap<u64, Vec<Arc<EventLane>>>,
+    lanes: IndexMap<u64, Vec<Arc<EventLane>>, BuildHasherDefault<IdentityHasher>>,
     hasher: RandomState,
     /// The number of lanes of each kind. The first part of a key is whether they span one namespace.
     kinds: IndexMap<(bool, LaneKind), usize>,
@@ -29,6 +29,24 @@ pub(super) struct NarrowLanes {
     open: usize,
     /// The number of events that each lane holds.
     events_max: usize,
+}
+
+/// The hasher of keys that are hashes.
+#[derive(Debug, Default)]
+struct IdentityHasher(u64);
+
+impl Hasher for IdentityHasher {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("the keys are numbers")
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -110,6 +128,9 @@ impl NarrowLanes {
 
     /// Visits the lanes that the object matches before or after the event. A lane may be visited twice.
     pub(super) fn for_each_of(&self, event: &FeedEvent, mut visit: impl FnMut(&EventLane)) {
+        if self.open == 0 {
+            return;
+        }
         let (namespace, name) = event.object.key.parts();
         let now = &event.object.attributes;
         let before = event.previous.as_ref().map(|before| &before.attributes).filter(|before| *before != now);

@@ -115,7 +115,7 @@ pub(super) struct Configuration {
     pub(super) log: LogSection,
 }
 
-/// Takes the defaults of sections from the file of defaults.
+/// Implements `Default` for sections with the values of the file of defaults.
 macro_rules! default_from_file {
     ($($name:ident: $section:ty),*) => {$(
         impl Default for $section {

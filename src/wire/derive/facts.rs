@@ -163,7 +163,11 @@ impl ReleaseSchema {
 
     /// Returns the minor releases that the table covers, at most [`MINORS_MAX`].
     pub(super) fn minors() -> RangeInclusive<u32> {
-        static MINORS: LazyLock<(u32, u32)> = LazyLock::new(|| SchemaTable::read().minors);
+        static MINORS: LazyLock<(u32, u32)> = LazyLock::new(|| {
+            let minors = SchemaTable::read().minors;
+            assert!((minors.0..=minors.1).count() <= MINORS_MAX, "more minor releases than tables");
+            minors
+        });
         MINORS.0..=MINORS.1
     }
 
@@ -191,6 +195,7 @@ impl SchemaTable {
 
 impl MessageSchema {
     fn new(mut fields: Vec<ProtobufFieldSchema>) -> Self {
+        assert!(fields.len() <= usize::from(NONE), "more fields than an index can be");
         let last = fields.iter().map(|field| field.number).max().unwrap_or_default();
         let mut by_number = vec![NONE; last + 1];
         for (index, field) in (0..).zip(&mut fields) {
