@@ -248,6 +248,7 @@ pub enum ChunkObjectEncoding {
 impl EncodedChunkKey {
     /// Returns the key of a part of [`DeflatedAdded`](ChunkObjectEncoding::DeflatedAdded), for watches that were sent
     /// `behind` before.
+    #[must_use]
     pub fn of_part(self, index: usize, behind: Option<(u128, u32)>) -> Self {
         let part = match self.part {
             ChunkObjectEncoding::DeflatedAdded { piece, .. } => {

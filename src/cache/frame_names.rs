@@ -71,8 +71,12 @@ impl FrameNames {
             table.names += 1;
             table.bytes += frame.len() + NAME_BYTES;
             table.order.push_back((address, Instant::now()));
-            let _charge = account.charge(NAME_BYTES);
-            NamedFrame { number: table.names, frame: frame.clone(), previous: Vec::new(), _charge }
+            NamedFrame {
+                number: table.names,
+                frame: frame.clone(),
+                previous: Vec::new(),
+                _charge: account.charge(NAME_BYTES),
+            }
         });
         let previous = previous.filter(|previous| {
             let is_known = named.previous.contains(&previous.number);

@@ -1,7 +1,7 @@
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use serde_path_to_error::{Segment, Track};
 
-use super::configuration::Configuration;
 use super::{ConfigProblems, defaults};
 
 /// Parses the text of a configuration file.
@@ -27,10 +27,10 @@ fn drop_empty_keys(value: &mut Value) {
 
 /// Deserializes a document over the file of defaults. Each invalid value and each unknown key is added to `problems`,
 /// and its default is used instead: an invalid value is removed, and the rest is deserialized again.
-pub(super) fn read(mut root: Value, problems: &mut ConfigProblems) -> Configuration {
+pub(super) fn read<T: DeserializeOwned + Default>(mut root: Value, problems: &mut ConfigProblems) -> T {
     if !root.is_object() {
         problems.add("the file: expected a mapping of keys");
-        return Configuration::default();
+        return T::default();
     }
     let defaults = parse_yaml(defaults()).expect("the file of defaults is YAML");
     loop {
@@ -49,7 +49,7 @@ pub(super) fn read(mut root: Value, problems: &mut ConfigProblems) -> Configurat
         problems.add(format!("{}: {error}", key(path.iter())));
         if take(&mut root, &path.iter().collect::<Vec<_>>()).is_none() {
             // No value was removed, so another attempt would fail in the same way.
-            return Configuration::default();
+            return T::default();
         }
     }
 }
