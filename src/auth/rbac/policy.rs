@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::affected_users::{AffectedNamespaces, AffectedUsers, BindingSubjects};
-use super::rule::{RequestedAccess, RoleRules};
+use super::rule::{RULES_MAX, RequestedAccess, RoleRules};
 use super::{RbacEvent, RbacKind, RbacObject, RbacObjectMeta, RbacRoleRef, RbacSubject};
 use kubeapi::{AccessAttributes, User, go_quote};
 
@@ -149,7 +149,12 @@ impl RbacPolicy {
 
     /// Whether all objects of all kinds are known, with their rules.
     pub fn is_complete(&self) -> bool {
-        !self.changes_only && self.kinds.iter().all(|kind| kind.is_loaded && !kind.is_incomplete && !kind.is_too_large)
+        !self.changes_only && !self.is_unreadable() && self.kinds.iter().all(|kind| kind.is_loaded)
+    }
+
+    /// Whether an object cannot be read, or the objects of a kind exceed the memory limit.
+    pub fn is_unreadable(&self) -> bool {
+        self.kinds.iter().any(|kind| kind.is_incomplete || kind.is_too_large)
     }
 
     /// Returns an allow decision and the objects that it follows from; `None` if no rule allows the access, or if not all
@@ -163,33 +168,36 @@ impl RbacPolicy {
         }
         let request = RequestedAccess::new(access);
         // The roles that do not allow the access. Many bindings may have one large role.
-        let mut insufficient = Vec::new();
+        let (mut insufficient, mut budget) = (Vec::new(), RULES_MAX);
         let mut bindings = self.bindings(user, access).take(CANDIDATES_MAX);
-        bindings.find_map(|binding| self.grant_by(binding, user, &request, &mut insufficient))
+        bindings.find_map(|binding| self.grant_by(binding, user, &request, (&mut insufficient, &mut budget)))
     }
 
     /// Returns the names of the objects for which rules with `resourceNames` allow an access to a user; `None` if there
-    /// are none, if there are more than [`NAMES_MAX`], or if not all RBAC objects are known.
+    /// are none, if there are more than [`NAMES_MAX`], if there are more rules than a decision looks at, or if not all RBAC
+    /// objects are known.
     pub fn find_names(&self, user: &User, access: &AccessAttributes) -> Option<ObjectNames> {
         if !self.is_complete() {
             return None;
         }
         let (request, mut roles, mut names) = (RequestedAccess::new(access), Vec::new(), BTreeSet::new());
-        let mut left = NAMES_MAX;
+        let (mut left, mut budget) = (NAMES_MAX, RULES_MAX);
         for binding in self.bindings(user, access).take(CANDIDATES_MAX) {
             let Some(key) = binding.role.as_ref().filter(|key| !roles.contains(key)) else { continue };
             if !binding.subjects.iter().any(|subject| subject.applies_to(user, &binding.key.namespace)) {
+                budget = budget.saturating_sub(binding.subjects.len());
                 continue;
             }
             roles.push(key);
-            for name in self.roles.get(key).into_iter().flat_map(|role| role.rules.names(&request)) {
+            let Some(role) = self.roles.get(key) else { continue };
+            for name in role.rules.names(&request, &mut budget) {
                 left = left.checked_sub(1)?;
                 if (1..=NAME_BYTES_MAX).contains(&name.len()) {
                     names.insert(name.into());
                 }
             }
         }
-        (!names.is_empty()).then(|| Arc::new(names))
+        (budget > 0 && !names.is_empty()).then(|| Arc::new(names))
     }
 
     /// Returns the bindings that may allow an access to a user. A path has no namespace, so only bindings of the whole
@@ -205,15 +213,19 @@ impl RbacPolicy {
         binding: &'a RbacBinding,
         user: &User,
         request: &RequestedAccess<'_>,
-        insufficient: &mut Vec<&'a RbacObjectKey>,
+        (insufficient, budget): (&mut Vec<&'a RbacObjectKey>, &mut usize),
     ) -> Option<RbacGrant> {
         let key = binding.role.as_ref().filter(|key| !insufficient.contains(key))?;
-        let Some(role) = self.roles.get(key).filter(|role| role.rules.allow(request)) else {
+        let Some(role) = self.roles.get(key).filter(|role| role.rules.allow(request, budget)) else {
             insufficient.push(key);
             return None;
         };
         // The index knows users and groups. Here, the kind of the subject counts too.
-        let subject = binding.subjects.iter().find(|subject| subject.applies_to(user, &binding.key.namespace))?;
+        let mut subjects = binding.subjects.iter();
+        let Some(subject) = subjects.find(|subject| subject.applies_to(user, &binding.key.namespace)) else {
+            *budget = budget.saturating_sub(binding.subjects.len());
+            return None;
+        };
         Some(RbacGrant {
             reason: binding.reason(key, subject),
             binding: binding.key.clone(),

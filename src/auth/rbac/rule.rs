@@ -38,9 +38,9 @@ pub(super) struct RequestedAccess<'a> {
 }
 
 const ALL: &str = "*";
-/// The maximum number of rules of a role that are looked at for one access. Upstream is asked about what they do not
-/// allow. So an access takes a few milliseconds at most, whatever roles a namespace's administrator creates.
-pub(super) const RULES_MAX: usize = 1_024;
+/// The maximum number of rules of all roles that are looked at for one access. Upstream reviews what they do not allow.
+/// So an access takes a few milliseconds at most, whatever roles a namespace's administrator creates and binds.
+pub(super) const RULES_MAX: usize = 4_096;
 
 impl<'a> RequestedAccess<'a> {
     /// A rule names all resources, the resource itself or its subresource, or the subresource of all resources.
@@ -73,24 +73,28 @@ impl RoleRules {
         Self { rules, by_resource }
     }
 
-    pub(super) fn allow(&self, request: &RequestedAccess<'_>) -> bool {
+    /// Whether a rule allows the access. Looks at no more rules than `budget`, which it reduces by their number.
+    pub(super) fn allow(&self, request: &RequestedAccess<'_>, budget: &mut usize) -> bool {
         let RequestedAccess { access, resources } = request;
+        let (left, charge) = (*budget, |_: &_| *budget -= 1);
         match &access.target {
             AccessTarget::Path(path) => {
-                self.rules.iter().take(RULES_MAX).any(|rule| rule.allows_path(&access.verb, path))
+                self.rules.iter().take(left).inspect(charge).any(|rule| rule.allows_path(&access.verb, path))
             }
             AccessTarget::Resource(target) => {
                 let named = resources.iter().filter_map(|resource| self.by_resource.get(resource)).flatten();
-                named.take(RULES_MAX).any(|at| self.rules[*at].allows_named_resource(&access.verb, target))
+                let mut rules = named.map(|at| &self.rules[*at]).take(left).inspect(charge);
+                rules.any(|rule| rule.allows_named_resource(&access.verb, target))
             }
         }
     }
 
     /// Returns the object names for which these rules allow an access, from rules that allow no other objects.
-    pub(super) fn names(&self, request: &RequestedAccess<'_>) -> impl Iterator<Item = &str> {
+    /// Looks at no more rules than `budget`, which it reduces by their number.
+    pub(super) fn names(&self, request: &RequestedAccess<'_>, budget: &mut usize) -> impl Iterator<Item = &str> {
         let RequestedAccess { access, resources } = request;
         let named = resources.iter().filter_map(|resource| self.by_resource.get(resource)).flatten();
-        let rules = named.take(RULES_MAX).map(|at| &self.rules[*at]);
+        let rules = named.map(|at| &self.rules[*at]).take(*budget).inspect(|_| *budget -= 1);
         let allows = |rule: &&PolicyRule| match &access.target {
             AccessTarget::Path(_) => false,
             AccessTarget::Resource(target) => has(&rule.verbs, &access.verb) && has(&rule.api_groups, &target.group),

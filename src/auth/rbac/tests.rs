@@ -299,11 +299,36 @@ fn decision_looks_at_a_limited_number_of_bindings_and_rules() {
     }
     let other = json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"], "resourceNames": ["other"]});
     for (others, is_found) in [(rule::RULES_MAX - 1, true), (rule::RULES_MAX, false)] {
-        let mut rules = vec![other.clone(); others];
-        rules.push(one[0].clone());
-        let objects = [role(ClusterRole, "r", Value::from(rules)), bound(ClusterRoleBinding, "b", "r")];
-        let found = policy(objects).find_grant(&user("ada", &[]), &access("get :t1:pods:p"));
-        assert_eq!(found.is_some(), is_found, "{others} other rules");
+        for roles in [1, 3, 200] {
+            let mut objects = Vec::new();
+            let mut rules = vec![other.clone(); others];
+            for nth in 1..roles {
+                objects.push(role(ClusterRole, &nth.to_string(), rules.split_off(rules.len() - others / roles).into()));
+                objects.push(bound(ClusterRoleBinding, &nth.to_string(), &nth.to_string()));
+            }
+            rules.push(one[0].clone());
+            objects.extend([role(ClusterRole, "r", rules.into()), bound(RoleBinding, "t1/b", "r")]);
+            let found = policy(objects).find_grant(&user("ada", &[]), &access("get :t1:pods:p"));
+            assert_eq!(found.is_some(), is_found, "{others} other rules in {roles} roles");
+        }
+    }
+}
+
+/// An index entry matches a subject of any kind, so each such binding costs a look at all of its subjects.
+#[test]
+fn decision_looks_at_a_limited_number_of_subjects() {
+    // The role has one rule, which each of the two bindings looks at.
+    for (count, is_found) in [(rule::RULES_MAX - 2, true), (rule::RULES_MAX - 1, false)] {
+        let mut subjects = vec![json!({"kind": "User", "name": "bob"}); count - 1];
+        subjects.push(json!({"kind": "Robot", "name": "ada"}));
+        let role_ref = json!({"kind": "ClusterRole", "name": "r"});
+        let policy = policy([
+            role(ClusterRole, "r", everything()),
+            object(ClusterRoleBinding, "a", json!({"roleRef": role_ref, "subjects": subjects})),
+            binding(RoleBinding, "t1/b", "ClusterRole/r", &["User/ada"]),
+        ]);
+        let found = policy.find_grant(&user("ada", &[]), &access("get :t1:pods:p"));
+        assert_eq!(found.is_some(), is_found, "{count} subjects");
     }
 }
 
