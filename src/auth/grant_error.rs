@@ -25,6 +25,9 @@ pub enum GrantError {
     /// A limit on reviews is exceeded: of one user, of unknown callers, or of all callers together.
     #[error("too many authentication or authorization requests; try again")]
     TooMany { retry_after_seconds: u32 },
+    /// The proxy does not filter the collection (403).
+    #[error("the collection spans more than {max} namespaces, too many to authorize one by one")]
+    TooManyNamespaces { max: usize },
 }
 
 /// A permission that has ended: it was revoked, its credential expired, or it could not be checked for too long.
@@ -88,7 +91,7 @@ impl GrantError {
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Unauthenticated => "unauthenticated",
-            Self::Denied(_) => "denied",
+            Self::Denied(_) | Self::TooManyNamespaces { .. } => "denied",
             Self::Unavailable(_) => "unavailable",
             Self::ReviewsForbidden(_) => "reviews_forbidden",
             Self::TooMany { .. } => "too_many",

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::access_reviewer::AccessDecision;
 use super::authenticator::Authenticator;
 use super::grant_error::ReviewGrace;
 use super::recheck_schedule::NamespaceRecheckSchedule;
@@ -75,6 +76,9 @@ pub enum NamespaceAccess {
 
 pub(super) type NamespaceAccessMap = OrdMap<Arc<str>, NamespaceAccess>;
 
+/// The decision on a namespace, and the time until which it is certain.
+type NamespaceOutcome = Result<(NamespaceAccess, Instant), GrantError>;
+
 /// The maximum number of namespaces by which one request is filtered. Each costs a review.
 pub(super) const NAMESPACES_MAX: usize = 2_000;
 /// The maximum number of names in the decisions of one request or watch. Further namespaces show no object by name.
@@ -139,7 +143,7 @@ impl NamespaceDecisions {
     /// Upstream did not answer, or there are too many namespaces.
     pub(super) async fn review_all(&self, namespaces: BTreeSet<Arc<str>>) -> Result<(), GrantError> {
         if namespaces.len() > NAMESPACES_MAX {
-            return Err(too_many());
+            return Err(GrantError::TooManyNamespaces { max: NAMESPACES_MAX });
         }
         let user = self.user.lock().clone();
         let known = self.decisions.borrow().clone();
@@ -226,8 +230,8 @@ impl NamespaceDecisions {
         let (mut result, mut any_answered) = (Ok(()), false);
         let reviews = self.decide(&user, batch, ReviewPurpose::Namespace, |namespace, since, outcome| {
             match outcome {
-                Ok(decision) => {
-                    rechecks.schedule.lock().record_review(&namespace, since);
+                Ok((decision, certain_until)) => {
+                    rechecks.schedule.lock().record_review(&namespace, since, certain_until);
                     self.set(namespace, decision);
                     any_answered = true;
                 }
@@ -273,7 +277,7 @@ impl NamespaceDecisions {
         let mut pending = self.pending.lock();
         let count = self.decisions.borrow().len() + pending.len() + 1;
         if count > NAMESPACES_MAX {
-            return Err(too_many());
+            return Err(GrantError::TooManyNamespaces { max: NAMESPACES_MAX });
         }
         if !pending.contains(namespace) {
             let namespace = Arc::from(namespace);
@@ -329,20 +333,24 @@ impl NamespaceDecisions {
         self.pending.lock().contains(namespace)
     }
 
-    /// Reviews each namespace, until `on_result` returns an error. A denial is `Ok` too.
+    /// Reviews each namespace, until `on_result` returns an error. A denial is `Ok` too. With each decision, `on_result`
+    /// gets the time until which it is certain, which is earlier than now if it is by stale rules.
     async fn decide(
         &self,
         user: &Arc<User>,
         namespaces: Vec<(Arc<str>, Instant)>,
         purpose: ReviewPurpose,
-        mut on_result: impl FnMut(Arc<str>, Instant, Result<NamespaceAccess, GrantError>) -> Result<(), GrantError>,
+        mut on_result: impl FnMut(Arc<str>, Instant, NamespaceOutcome) -> Result<(), GrantError>,
     ) -> Result<(), GrantError> {
         let review = |namespace: Arc<str>, since| async move {
             let oldest = Some(since).filter(|_| purpose != ReviewPurpose::Request);
             let access = Arc::new(self.access.in_namespace(&namespace));
             let outcome = match self.authenticator.access_reviewer.decide(user, &access, purpose, oldest).await {
-                Ok(_) => Ok(NamespaceAccess::Allowed),
-                Err(GrantError::Denied(_)) => Ok(self.denied(user, &access, purpose)),
+                Ok(AccessDecision { sent, stale_rules, .. }) => {
+                    let stale_since = stale_rules.and_then(|stale| sent.checked_sub(stale));
+                    Ok((NamespaceAccess::Allowed, stale_since.unwrap_or(since)))
+                }
+                Err(GrantError::Denied(_)) => Ok((self.denied(user, &access, purpose), since)),
                 Err(error) => Err(error),
             };
             (namespace, since, outcome)
@@ -369,12 +377,12 @@ impl NamespaceDecisions {
     }
 
     /// Stores the decision on a namespace, unless one is known.
-    fn record(&self, namespace: Arc<str>, began: Instant, decision: NamespaceAccess) {
+    fn record(&self, namespace: Arc<str>, began: Instant, (decision, certain_until): (NamespaceAccess, Instant)) {
         if is_known(&self.decisions.borrow(), &namespace) {
             return;
         }
         if let Some(rechecks) = &self.rechecks {
-            rechecks.schedule.lock().record_first_review(&namespace, began);
+            rechecks.schedule.lock().record_first_review(&namespace, began, certain_until);
             rechecks.changed.notify_one();
         }
         self.set(namespace, decision);
@@ -449,12 +457,6 @@ fn from_now(namespaces: &[Arc<str>]) -> Vec<(Arc<str>, Instant)> {
 
 fn is_known(decisions: &NamespaceAccessMap, namespace: &str) -> bool {
     !matches!(decisions.get(namespace), None | Some(NamespaceAccess::Unanswered))
-}
-
-fn too_many() -> GrantError {
-    GrantError::Denied(
-        format!("the collection spans more than {NAMESPACES_MAX} namespaces, too many to authorize one by one").into(),
-    )
 }
 
 impl std::fmt::Debug for NamespaceDecisions {

@@ -18,7 +18,7 @@ pub(super) struct NamespaceRecheckSchedule {
 
 #[derive(Debug, Clone)]
 struct ScheduledNamespaceRecheck {
-    /// The time at which the namespace's last answered review was sent.
+    /// The time at which the namespace's last answered review was sent, or until which the rules were current.
     last_reviewed: Instant,
     /// Whether upstream has answered a review of the namespace.
     is_known: bool,
@@ -60,20 +60,21 @@ impl NamespaceRecheckSchedule {
         self.items.contains_key(namespace)
     }
 
-    /// Records the answer to a namespace's review that was sent at `sent`.
-    pub(super) fn record_review(&mut self, namespace: &Arc<str>, sent: Instant) {
+    /// Records the answer to a namespace's review that was sent at `sent`, by rules that were current until `certain_until`.
+    pub(super) fn record_review(&mut self, namespace: &Arc<str>, sent: Instant, certain_until: Instant) {
         let before = self.items.get(namespace);
         // The first recheck is at a random time within the period, so that namespaces found together are reviewed at
         // different times. Later ones follow once per period.
         let share = if before.is_some_and(|item| item.is_known) { 0.8 + 0.2 * random::f64() } else { random::f64() };
         let changed = before.and_then(|item| item.changed).filter(|changed| *changed > sent);
         let due = changed.unwrap_or(sent + self.period.mul_f64(share));
-        self.set(namespace, ScheduledNamespaceRecheck { last_reviewed: sent, is_known: true, due: Some(due), changed });
+        let last_reviewed = certain_until.min(sent);
+        self.set(namespace, ScheduledNamespaceRecheck { last_reviewed, is_known: true, due: Some(due), changed });
     }
 
     /// Records the first result for a namespace, of a review that was sent at `began` or shortly
     /// before.
-    pub(super) fn record_first_review(&mut self, namespace: &Arc<str>, began: Instant) {
+    pub(super) fn record_first_review(&mut self, namespace: &Arc<str>, began: Instant, certain_until: Instant) {
         if !self.items.contains_key(namespace) {
             // A concurrent review has removed it, so changes since then were not tracked.
             let now = Instant::now();
@@ -82,7 +83,7 @@ impl NamespaceRecheckSchedule {
                 ScheduledNamespaceRecheck { last_reviewed: began, is_known: true, due: None, changed: Some(now) },
             );
         }
-        self.record_review(namespace, began);
+        self.record_review(namespace, began, certain_until);
     }
 
     /// Records that upstream did not answer a namespace's review. The namespace is reviewed at `at`.
@@ -177,7 +178,7 @@ mod tests {
 
     fn schedule(count: usize, now: Instant) -> NamespaceRecheckSchedule {
         let mut schedule = NamespaceRecheckSchedule::new(PERIOD);
-        (0..count).for_each(|number| schedule.record_review(&Arc::from(format!("t{number}")), now));
+        (0..count).for_each(|number| schedule.record_review(&Arc::from(format!("t{number}")), now, now));
         schedule
     }
 
@@ -200,7 +201,7 @@ mod tests {
                 assert_eq!(Some(since), now.checked_sub(SLACK));
                 let before = last.insert(namespace.clone(), now).expect("it is known");
                 assert!(now - before <= PERIOD + Duration::from_secs(1), "{namespace}");
-                schedule.record_review(&namespace, now);
+                schedule.record_review(&namespace, now, now);
             }
         }
         assert!(last.values().all(|sent| sent.elapsed() <= PERIOD), "all of them");
@@ -221,9 +222,9 @@ mod tests {
         advance(Duration::from_millis(1)).await;
         let at = Instant::now();
         schedule.policy_changed(&within(&["t10"]), at);
-        due_now.iter().for_each(|(namespace, _)| schedule.record_review(namespace, now));
+        due_now.iter().for_each(|(namespace, _)| schedule.record_review(namespace, now, now));
         assert_eq!(schedule.take_due(at, SLACK, usize::MAX), [(Arc::from("t10"), at)]);
-        schedule.record_review(&Arc::from("t10"), at);
+        schedule.record_review(&Arc::from("t10"), at, at);
         assert!(schedule.take_due(at, SLACK, usize::MAX).is_empty());
         schedule.policy_changed(&AffectedNamespaces::Everywhere, at);
         assert_eq!(schedule.take_due(at, SLACK, usize::MAX).len(), 20);
@@ -244,7 +245,7 @@ mod tests {
         assert_eq!((schedule.next(), schedule.oldest()), (Some(at), Some(began)));
         advance(SLACK).await;
         let due_now = schedule.take_due(at, SLACK, usize::MAX);
-        due_now.iter().for_each(|(namespace, _)| schedule.record_review(namespace, at));
+        due_now.iter().for_each(|(namespace, _)| schedule.record_review(namespace, at, at));
         assert_eq!((due_now.len(), schedule.oldest()), (5, Some(at)));
     }
 }

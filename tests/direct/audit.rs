@@ -145,6 +145,7 @@ async fn audit_log_records_decision_of_filtered_reads() {
             let ada = protocol.map_or_else(|| ada.clone(), |protocol| ada.over(protocol));
             let answer = ada.request(Method::GET, &path).header("audit-id", &id).send().await;
             assert!(answer.status == 403 && answer.text().contains("more than 2000 namespaces"), "{}", answer.text());
+            assert_eq!(answer.header("kube-fanout-refused-by"), Some("proxy"));
             id
         }
     };

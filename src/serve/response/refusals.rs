@@ -22,6 +22,7 @@ pub(crate) fn denied_status(error: &GrantError, user: &str, access: &AccessAttri
     match error {
         GrantError::Unauthenticated => Status::unauthorized(),
         GrantError::Denied(reason) => Status::forbidden_access(user, access, reason),
+        GrantError::TooManyNamespaces { .. } => Status::forbidden_access(user, access, &error.to_string()),
         GrantError::Unavailable(_) | GrantError::ReviewsForbidden(_) => unavailable(&error.to_string()),
         GrantError::TooMany { retry_after_seconds } => {
             Status::too_many_requests(error.to_string(), *retry_after_seconds)
@@ -68,11 +69,13 @@ pub(crate) fn auth_refusal(
     let mut response = context.status(&denied_status(refused, user, &AccessAttributes::from_request(info)));
     let decision = match refused {
         GrantError::Denied(reason) => AuditDecision::Denied(reason.clone()),
+        GrantError::TooManyNamespaces { .. } => AuditDecision::Denied(refused.to_string().into()),
         _ => AuditDecision::Unknown,
     };
     response.extensions_mut().insert(decision);
     if response.status() == StatusCode::FORBIDDEN {
-        response.headers_mut().insert(REFUSED_BY, HeaderValue::from_static("apiserver"));
+        let by = if matches!(refused, GrantError::TooManyNamespaces { .. }) { "proxy" } else { "apiserver" };
+        response.headers_mut().insert(REFUSED_BY, HeaderValue::from_static(by));
         response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     }
     response
@@ -85,7 +88,7 @@ mod tests {
     use kubeapi::UrlQuery;
 
     use super::*;
-    use crate::auth::GrantError::{Denied, ReviewsForbidden, TooMany, Unauthenticated, Unavailable};
+    use crate::auth::GrantError::{Denied, ReviewsForbidden, TooMany, TooManyNamespaces, Unauthenticated, Unavailable};
 
     #[test]
     fn each_denial_reason_has_its_status() {
@@ -97,6 +100,13 @@ mod tests {
             (Unauthenticated, 401, "Unauthorized", None, "Unauthorized".to_owned()),
             (Denied(Arc::from("")), 403, "Forbidden", None, denied.to_owned()),
             (Denied(Arc::from("no")), 403, "Forbidden", None, format!("{denied}: no")),
+            (
+                TooManyNamespaces { max: 7 },
+                403,
+                "Forbidden",
+                None,
+                format!("{denied}: {}", TooManyNamespaces { max: 7 }),
+            ),
             (Unavailable("who you are".to_owned()), 503, "ServiceUnavailable", Some(1), "who you are".to_owned()),
             (
                 ReviewsForbidden("the proxy's account may not create tokenreviews (RBAC)".to_owned()),
