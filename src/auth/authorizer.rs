@@ -428,9 +428,15 @@ async fn apply_policy_changes(
 ) {
     let mut rounds = PolicyRecheckRounds::new();
     loop {
-        let affected = changes.next(&mut rounds).await;
-        authenticator.access_reviewer.remove_affected(&affected).await;
-        leases.recheck(&affected).await;
+        let (affected, is_missed) = changes.next(&mut rounds).await;
+        let removed = if is_missed { &AffectedUsers::Everyone } else { &affected };
+        authenticator.access_reviewer.remove_affected(removed).await;
+        if is_missed {
+            leases.recheck_missed().await;
+        }
+        if !affected.is_none() {
+            leases.recheck(&affected).await;
+        }
     }
 }
 
@@ -441,10 +447,13 @@ async fn apply_rule_changes(authenticator: Arc<Authenticator>, leases: Arc<Grant
         match rbac.next_change().await {
             RbacChange::Started => {
                 tracing::info!("access decisions by RBAC started");
-                leases.begin_local_decisions().await;
+                leases.expedite_pending().await;
             }
-            RbacChange::Stopped { certain_until } => {
-                tracing::warn!("access decisions by RBAC stopped; asking the apiserver");
+            RbacChange::Stopped { reason, certain_until } => {
+                tracing::warn!(
+                    reason,
+                    "access decisions by RBAC stopped; asking the apiserver; open watches continue until reviewed"
+                );
                 leases.end_local_decisions(certain_until).await;
             }
             RbacChange::Rules(affected) => {

@@ -99,6 +99,16 @@ impl GrantLeases {
         request_rechecks(matching, RecheckRequest::at(since), SPREAD);
     }
 
+    /// Rechecks all leases, because changes may have been missed. Those that wait after a local decision keep their time.
+    pub(super) async fn recheck_missed(&self) {
+        let (since, mut matching) = (Instant::now(), Vec::new());
+        let visit = |state: &Arc<GrantLeaseState>| {
+            matching.extend((!state.is_local() && !state.recheck.defer(since)).then(|| state.clone()));
+        };
+        self.for_affected(&AffectedUsers::Everyone, since, visit).await;
+        request_rechecks(matching, RecheckRequest::at(since), SPREAD);
+    }
+
     /// Evaluates the leases again that a change of the rules affects. Upstream reviews at once those that the rules no
     /// longer allow.
     pub(super) async fn apply_rule_change(&self, affected: &AffectedUsers) {
@@ -110,22 +120,31 @@ impl GrantLeases {
     /// upstream has denied one.
     ///
     /// What was certain a moment ago is reviewed in the second half of the period in which it stays valid. By then the
-    /// rules may be known again, as after a list. So a lost history does not cause a review of every lease.
+    /// rules may be known again, as after a list. So a lost history does not cause a review of every lease. After the
+    /// outage grace, a review is due at once.
     pub(super) async fn end_local_decisions(&self, certain_until: Option<Instant>) {
-        let (since, mut matching) = (Instant::now(), Vec::new());
+        let (began, mut matching) = (Instant::now(), Vec::new());
         let end = |state: &Arc<GrantLeaseState>| {
             matching.extend(state.is_local.swap(false, Ordering::SeqCst).then(|| state.clone()));
         };
-        self.for_affected(&AffectedUsers::Everyone, since, end).await;
-        let left = certain_until.map(|certain| (certain + self.checks.config.recheck).saturating_duration_since(since));
-        let half = left.unwrap_or_default() / 2;
-        let certain_until = certain_until.unwrap_or(since);
-        let request = RecheckRequest { begins_at: since + half, certain_until, ..RecheckRequest::at(since) };
+        self.for_affected(&AffectedUsers::Everyone, began, end).await;
+        // A check during the loop may have found a lease to be local. So it is older than the request.
+        let (since, config) = (Instant::now(), &self.checks.config);
+        let is_over = certain_until.is_none_or(|certain| certain + config.outage_grace <= since);
+        let certain_until = certain_until.unwrap_or(began);
+        let left = (certain_until + config.recheck).saturating_duration_since(since);
+        let half = if is_over { Duration::ZERO } else { left / 2 };
+        let request = RecheckRequest {
+            begins_at: since + half,
+            certain_until,
+            is_deferred: !is_over,
+            ..RecheckRequest::at(since)
+        };
         request_rechecks(matching, request, half.max(SPREAD));
     }
 
     /// Has the leases whose review is pending checked at once, because the rules decide again.
-    pub(super) async fn begin_local_decisions(&self) {
+    pub(super) async fn expedite_pending(&self) {
         self.for_each(|state| state.recheck.expedite()).await;
     }
 

@@ -124,6 +124,8 @@ impl GrantLeaseRevalidator {
                     self.settles_at = self.lease_ttls.settled_after(request.since);
                     // Until a review after the change succeeds, no older decision is accepted.
                     self.oldest_accepted.permission = request.since;
+                    // A check may have found the lease to be local since then.
+                    self.reviewed.permission = self.reviewed.permission.min(request.certain_until);
                     due = due.min(request.certain_until + self.lease_ttls.permission_ttl);
                     self.lag_delay = if request.lost_rule { Some(LAG_DELAY_FIRST) } else { self.lag_delay };
                     None

@@ -127,8 +127,9 @@ impl PolicyChanges {
         sent.elapsed() < max && state.is_open && sent >= state.complete_since + SETTLE_TIME
     }
 
-    /// Completes at the next review round. Returns the affected users.
-    pub(super) async fn next(&self, rounds: &mut PolicyRecheckRounds) -> AffectedUsers {
+    /// Completes at the next review round. Returns the affected users, and whether all permissions must be reviewed,
+    /// because changes may have been missed.
+    pub(super) async fn next(&self, rounds: &mut PolicyRecheckRounds) -> (AffectedUsers, bool) {
         loop {
             sleep_until(rounds.next_round_at).await;
             let is_quiet = rounds.previous.iter().all(Option::is_none);
@@ -140,39 +141,39 @@ impl PolicyChanges {
                     () = sleep_until_opt(settled) => {}
                 }
             }
-            let (unapplied, missed) = self.state.lock().take_due();
+            let (unapplied, is_missed) = self.state.lock().take_due();
             if is_quiet && unapplied.is_none() {
-                if missed.is_none() {
+                if !is_missed {
                     continue;
                 }
-                return missed;
+                return (unapplied, true);
             }
             let due = [&rounds.previous[0], &rounds.previous[2]]
                 .into_iter()
                 .flatten()
-                .fold(missed.and(&unapplied), AffectedUsers::and);
+                .fold(AffectedUsers::none().and(&unapplied), AffectedUsers::and);
             rounds.previous.rotate_right(1);
             rounds.previous[0] = Some(unapplied).filter(|unapplied| !unapplied.is_none());
             rounds.next_round_at = Instant::now() + ROUND_INTERVAL + JITTER.mul_f64(random::f64());
-            if !due.is_none() {
-                return due;
+            if is_missed || !due.is_none() {
+                return (due, is_missed);
             }
         }
     }
 }
 
 impl PolicyWatchState {
-    /// The changes since the last call, and everyone if everything must be reviewed now, because of changes that were
+    /// The changes since the last call, and whether everything must be reviewed now, because of changes that were
     /// missed before the watches began.
-    fn take_due(&mut self) -> (AffectedUsers, AffectedUsers) {
+    fn take_due(&mut self) -> (AffectedUsers, bool) {
         let unapplied = std::mem::replace(&mut self.unapplied, AffectedUsers::none());
         let now = Instant::now();
         let Some(since) = self.began.filter(|began| began.due() <= now) else {
-            return (unapplied, AffectedUsers::none());
+            return (unapplied, false);
         };
         // A watch that began a moment ago is too recent for this round, and gets another.
         self.began = (since.last + SETTLE_TIME > now).then_some(PolicyWatchStartTimes { first: since.last, ..since });
-        (unapplied, AffectedUsers::Everyone)
+        (unapplied, true)
     }
 }
 
@@ -213,8 +214,8 @@ mod tests {
         let (began, mut rounds, mut seen) = (Instant::now(), PolicyRecheckRounds::new(), Vec::new());
         let _ = timeout(Duration::from_secs(seconds), async {
             loop {
-                let affected = changes.next(&mut rounds).await;
-                seen.push((began.elapsed(), affected));
+                let (affected, is_missed) = changes.next(&mut rounds).await;
+                seen.push((began.elapsed(), if is_missed { AffectedUsers::Everyone } else { affected }));
             }
         })
         .await;

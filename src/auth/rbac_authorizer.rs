@@ -71,8 +71,9 @@ pub(super) enum RbacChange {
     Rules(AffectedUsers),
     /// Decisions are made from now on.
     Started,
-    /// No decisions are made from now on. Earlier ones were certain until that time; `None` if upstream has denied one.
-    Stopped { certain_until: Option<Instant> },
+    /// No decisions are made from now on, for this reason. Earlier ones were certain until that time; `None` if upstream
+    /// has denied one.
+    Stopped { reason: &'static str, certain_until: Option<Instant> },
 }
 
 impl RbacAuthorizer {
@@ -207,12 +208,13 @@ impl RbacAuthorizer {
         loop {
             let ends_at = {
                 let mut state = self.state.write();
-                let is_active = self.is_configured && state.is_active(self.grace);
+                let stopped = state.stopped(self.grace);
+                let is_active = self.is_configured && stopped.is_none();
                 if std::mem::replace(&mut state.was_active, is_active) != is_active {
                     metrics::local_decisions_active(is_active);
                     let certain_until =
                         Some(state.stale_since.unwrap_or_else(Instant::now)).filter(|_| !state.is_disabled);
-                    return if is_active { RbacChange::Started } else { RbacChange::Stopped { certain_until } };
+                    return stopped.map_or(RbacChange::Started, |reason| RbacChange::Stopped { reason, certain_until });
                 }
                 let affected = std::mem::replace(&mut state.affected, AffectedUsers::none());
                 if is_active && !affected.is_none() {
@@ -231,9 +233,20 @@ impl RbacAuthorizer {
 
 impl RbacAuthorizerState {
     fn is_active(&self, grace: Duration) -> bool {
-        let is_fresh = self.stale_since.is_none_or(|since| since.elapsed() < grace);
-        let is_proven = !self.feeds.contains(&RbacFeedState::Unproven);
-        is_fresh && is_proven && !self.is_mixed && !self.is_disabled && self.policy.is_complete()
+        self.stopped(grace).is_none()
+    }
+
+    /// Returns why no decisions are made, for the log; `None` if they are.
+    fn stopped(&self, grace: Duration) -> Option<&'static str> {
+        if self.is_disabled {
+            Some("disagreed")
+        } else if self.policy.is_unreadable() {
+            Some("unreadable")
+        } else if self.is_mixed || self.feeds.contains(&RbacFeedState::Unproven) || !self.policy.is_complete() {
+            Some("history_lost")
+        } else {
+            self.stale_since.filter(|since| since.elapsed() >= grace).map(|_| "stale")
+        }
     }
 
     /// Sets the state of the feed of a kind. If it is not live, it has not been since `since`.

@@ -20,12 +20,14 @@ pub(super) struct RecheckRequest {
     pub(super) certain_until: Instant,
     /// Whether the access was allowed by rules that have changed.
     pub(super) lost_rule: bool,
+    /// Whether a review that all leases need can wait until `begins_at`, because the rules may be known again by then.
+    pub(super) is_deferred: bool,
 }
 
 impl RecheckRequest {
     /// Returns the request for a change that was received at `now`, and whose review is sent at once.
     pub(super) fn at(now: Instant) -> Self {
-        Self { since: now, begins_at: now, certain_until: now, lost_rule: false }
+        Self { since: now, begins_at: now, certain_until: now, lost_rule: false, is_deferred: false }
     }
 }
 
@@ -38,9 +40,17 @@ impl RecheckRequests {
             begins_at: before.begins_at.min(request.begins_at),
             certain_until: before.certain_until.min(request.certain_until),
             lost_rule: before.lost_rule || request.lost_rule,
+            is_deferred: before.is_deferred && request.is_deferred,
         });
         drop(pending);
         self.added.notify_one();
+    }
+
+    /// Accepts no decision from before `since` if a deferred review is pending. Returns whether one is.
+    pub(super) fn defer(&self, since: Instant) -> bool {
+        let mut pending = self.pending.lock();
+        let deferred = pending.as_mut().filter(|pending| pending.is_deferred);
+        deferred.map(|pending| pending.since = pending.since.max(since)).is_some()
     }
 
     /// Sends the pending review at once, if there is one.

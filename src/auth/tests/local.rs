@@ -1,10 +1,14 @@
 //! Tests of decisions by the RBAC objects that are known here (`decide: rbac`).
 
+use std::sync::atomic::Ordering;
+
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use super::*;
-use crate::auth::{AccessDecider, NamespaceAccess, RbacEvent, RbacKind};
+use crate::auth::rbac_authorizer::{RbacAuthorizer, RbacChange};
+use crate::auth::recheck_request::RecheckRequest;
+use crate::auth::{AccessDecider, Caller, NamespaceAccess, RbacEvent, RbacKind};
 use crate::upstream::UpstreamError;
 
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
@@ -54,6 +58,15 @@ fn unanswered() -> UpstreamError {
     UpstreamError::Timeout(seconds(1))
 }
 
+/// Such an authorizer, whose rules and configuration let anonymous callers read, too.
+async fn anonymous_scene(grace: u64) -> Scene {
+    let scene = local_scene_with(AuthConfig { anonymous: true, outage_grace: seconds(grace), ..config() }).await;
+    scene.bind("3", &json!([{"kind": "User", "name": "ada"}, {"kind": "User", "name": "system:anonymous"}]));
+    sleep(seconds(10)).await;
+    scene.stub.reviews();
+    scene
+}
+
 /// The time until a watch ends, which is at most an hour.
 async fn end_of(watch: &ReadGrant) -> Duration {
     timeout(seconds(3_600), time_to_end(&watch.end_token())).await.expect("the watch ends")
@@ -61,17 +74,16 @@ async fn end_of(watch: &ReadGrant) -> Duration {
 
 impl Scene {
     fn load(&self) {
-        for kind in RbacKind::ALL {
-            let object = match kind {
-                RbacKind::Role => event("ADDED", &role(&["get", "list", "watch"])),
-                RbacKind::RoleBinding => event("ADDED", &binding("2", &subjects())),
-                _ => {
-                    self.authorizer.load_policy(kind, []);
-                    continue;
-                }
-            };
-            self.authorizer.load_policy(kind, [Some(object)]);
-        }
+        RbacKind::ALL.into_iter().for_each(|kind| self.load_kind(kind));
+    }
+
+    fn load_kind(&self, kind: RbacKind) {
+        let object = match kind {
+            RbacKind::Role => Some(event("ADDED", &role(&["get", "list", "watch"]))),
+            RbacKind::RoleBinding => Some(event("ADDED", &binding("2", &subjects()))),
+            _ => None,
+        };
+        self.authorizer.load_policy(kind, object.map(Some));
     }
 
     fn set_live(&self, is_live: bool) {
@@ -87,6 +99,10 @@ impl Scene {
     fn unbind(&self) {
         let change = event("DELETED", &binding("9", &subjects()));
         self.authorizer.apply_policy_change(RbacKind::RoleBinding, Some(change));
+    }
+
+    async fn watch_of(&self, caller: &Caller) -> ReadGrant {
+        self.authorizer.grant(caller, &info(PODS)).await.expect("it is allowed")
     }
 
     /// Whether the authorizer decides Ada's access by the rules.
@@ -248,17 +264,81 @@ async fn changed_groups_of_a_token_end_local_watch() {
     assert_eq!(watch.end_reason(), Some("denied"));
 }
 
-/// The grace of an outage counts once, and not again when local decisions end.
+/// The grace of an outage counts once, and not again when local decisions end. An anonymous caller needs no review of
+/// its identity, like one with a certificate.
 #[tokio::test(start_paused = true)]
 async fn local_watch_ends_after_the_same_outage_grace() {
-    let scene = local_scene().await;
-    let watch = scene.watch("ada", PODS).await;
+    for (grace, longest) in [(300, 365), (24, 55)] {
+        for is_known in [true, false] {
+            let scene = anonymous_scene(grace).await;
+            let caller =
+                if is_known { scene.authorizer.known("ada", [127, 0, 0, 1]).await } else { Ok(Caller::Anonymous) };
+            let watch = scene.watch_of(&caller.expect("authenticated")).await;
+            sleep(seconds(100)).await;
+            scene.stub.silent(true);
+            scene.set_live(false);
+            let took = end_of(&watch).await;
+            assert!(took >= seconds(grace) && took <= seconds(longest), "{grace}, {is_known}: {took:?}");
+            assert_eq!(watch.end_reason(), Some("unavailable"));
+        }
+    }
+}
+
+/// A check may find the lease to be local while local decisions end. It does not replace the review that then fails.
+#[tokio::test(start_paused = true)]
+async fn check_while_local_decisions_end_does_not_replace_the_review() {
+    let scene = anonymous_scene(300).await;
+    let watch = scene.watch_of(&Caller::Anonymous).await;
+    sleep(seconds(100)).await;
+    scene.stub.silent(true);
+    let before_check = Instant::now().checked_sub(seconds(70)).expect("a time");
+    let state = &watch.lease.as_ref().expect("a watch").state;
+    state.is_local.store(false, Ordering::SeqCst);
+    scene.authorizer.clear_policy(RbacKind::Role);
+    state.recheck.add(RecheckRequest::at(before_check));
+    assert!(end_of(&watch).await <= seconds(300));
+}
+
+/// Reads by stale rules do not make a filtered watch last longer than others.
+#[tokio::test(start_paused = true)]
+async fn filtered_watch_by_stale_rules_ends_after_the_same_outage_grace() {
+    let scene = anonymous_scene(300).await;
+    scene.stub.deny("system:anonymous", "");
+    let pods = info("/api/v1/pods?watch=1");
+    let permission = scene.authorizer.readable(&Caller::Anonymous, &pods).await.expect("it is let in");
+    let readable = permission.namespaces().expect("it is not for all");
+    readable.review_all(["t1"]).await.expect("reviewed");
+    assert_eq!(scene.counted().0, 1, "only the whole collection is reviewed");
     sleep(seconds(100)).await;
     scene.stub.silent(true);
     scene.set_live(false);
-    let took = end_of(&watch).await;
-    assert!(took >= seconds(300) && took <= seconds(365), "{took:?}");
-    assert_eq!(watch.end_reason(), Some("unavailable"));
+    sleep(seconds(200)).await;
+    assert_eq!(scene.counted().0, 0, "rules decide");
+    let took = time_to_end(&permission.grant_status().end_token().expect("a watch")).await;
+    assert!(took >= seconds(95) && took <= seconds(165), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn stopped_decisions_name_their_reason() {
+    let stops: [(&str, fn(&RbacAuthorizer)); 5] = [
+        ("stale", |rbac| drop(rbac.set_live(RbacKind::Role, Some(Instant::now())))),
+        ("history_lost", |rbac| rbac.clear(RbacKind::Role)),
+        ("history_lost", |rbac| rbac.load(RbacKind::Role, [])),
+        ("unreadable", |rbac| drop(rbac.apply(RbacKind::Role, None))),
+        ("disagreed", |rbac| drop(rbac.disable())),
+    ];
+    for (expected, stop) in stops {
+        let rbac = RbacAuthorizer::new(&config());
+        for kind in RbacKind::ALL {
+            rbac.load(kind, []);
+            rbac.set_live(kind, None);
+        }
+        let changes = [rbac.next_change().await, rbac.next_change().await];
+        assert_eq!(changes, [RbacChange::Started, RbacChange::Rules(AffectedUsers::Everyone)]);
+        stop(&rbac);
+        let RbacChange::Stopped { reason, .. } = rbac.next_change().await else { panic!("{expected}") };
+        assert_eq!(reason, expected);
+    }
 }
 
 /// Only the feeds are lost. Upstream reviews the permissions again, as of other watches.
@@ -280,7 +360,7 @@ async fn lost_feeds_return_local_watches_to_timers() {
 /// Upstream's storage was restored, say. The rules that are then known decide most permissions, and upstream the rest.
 #[tokio::test(start_paused = true)]
 async fn relist_reviews_only_watches_that_lost_their_rule() {
-    for seconds_unknown in [5, 25] {
+    for (seconds_unknown, seconds_between) in [(5, 0), (25, 0), (5, 5)] {
         let scene = local_scene().await;
         let mut watches = Vec::new();
         for number in 0..200 {
@@ -296,11 +376,14 @@ async fn relist_reviews_only_watches_that_lost_their_rule() {
             scene.authorizer.clear_policy(kind);
         }
         sleep(seconds(seconds_unknown)).await;
+        for kind in RbacKind::ALL {
+            scene.load_kind(kind);
+            sleep(seconds(seconds_between)).await;
+        }
         // Those whose identity was due, too, about once a minute.
         let reviewed = scene.counted().0;
         assert!(reviewed <= 140, "{reviewed} after {seconds_unknown} s");
         scene.stub.deny("ada", "t1");
-        scene.load();
         scene.bind("5", &json!([{"kind": "Group", "name": "dev"}]));
         scene.set_live(true);
         assert!(end_of(&lost).await <= seconds(1));
