@@ -53,8 +53,8 @@ pub use plugins::{CredentialPluginRunner, run_plugins_by};
 pub use pool::{ForwardPoolKind, UpstreamResponseBody};
 pub use retryable_request::UpstreamBody;
 pub use review::{
-    ACCESS_REVIEWS, AccessReviewResult, ListedObject, ReviewClient, ReviewFuture, SELF_SUBJECT_ACCESS_REVIEWS,
-    TOKEN_REVIEWS, TokenReviewResult,
+    ACCESS_REVIEWS, AccessReviewResult, ListedObject, METADATA_LIST, ReviewClient, ReviewFuture,
+    SELF_SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS, TokenReviewResult,
 };
 pub use server_url::{ServerUrl, ServerUrlError};
 pub use transport::UpstreamCredentialChanges;

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::authenticator::Authenticator;
 use super::compared_object::ComparedObject;
@@ -59,14 +59,13 @@ impl ComparedAnswer {
     /// Upstream does not answer.
     async fn compare(&self, authenticator: &Authenticator) -> Result<Comparison, GrantError> {
         let Some(mut reason) = self.denial(authenticator).await? else { return Ok(Comparison::Agreed) };
-        let denied = Instant::now();
-        if let Self::Token { .. } = self {
-            authenticator.verifier().inspect(|verifier| verifier.expire_keys());
+        if let (Self::Token { .. }, Some(verifier)) = (self, authenticator.verifier()) {
+            verifier.read_keys_again().await?;
         }
         for _ in 0..CONFIRMATIONS {
             sleep(CONFIRM_DELAY).await;
             let Some(denial) = self.denial(authenticator).await? else { return Ok(Comparison::Changed) };
-            if !self.is_given_here(authenticator, denied)? || !self.is_unchanged_upstream(authenticator).await? {
+            if !self.is_given_here(authenticator) || !self.is_unchanged_upstream(authenticator).await? {
                 return Ok(Comparison::Changed);
             }
             reason = denial;
@@ -86,15 +85,15 @@ impl ComparedAnswer {
         }
     }
 
-    /// Whether the answer would still be given here. For a token, the keys must have been read after `denied`.
-    fn is_given_here(&self, authenticator: &Authenticator, denied: Instant) -> Result<bool, GrantError> {
+    /// Whether the answer would still be given here.
+    fn is_given_here(&self, authenticator: &Authenticator) -> bool {
         match self {
             Self::Decision { user, access, grant } => {
                 let local = authenticator.access_reviewer.rbac.decide(user, access);
-                Ok(local.is_some_and(|local| local.grant == *grant))
+                local.is_some_and(|local| local.grant == *grant)
             }
             Self::Token { id, token, .. } => {
-                authenticator.verifier().map_or(Ok(false), |verifier| verifier.proves_since(id, token, denied))
+                authenticator.verifier().is_some_and(|verifier| verifier.proves_now(id, token))
             }
         }
     }

@@ -62,7 +62,7 @@ const NODE_UNRELATED: &str = "no relationship found between node";
 const BY_RBAC: &str = "RBAC: allowed by ";
 
 /// Lists need no more than metadata. Those of Secrets must not have more.
-const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+pub const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 /// The paths at which reviews are created.
 pub const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const SELF_SUBJECT_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";

@@ -118,8 +118,21 @@ async fn rejection_for_another_reason_is_no_disagreement() {
 async fn rejection_before_keys_are_read_again_is_no_disagreement() {
     let compared = Compared::new(true);
     assert!(compared.is_accepted().await);
+    sleep(seconds(15)).await;
+    compared.verifier.publish_again();
     sleep(seconds(5)).await;
     assert!(compared.verifies_others().await && !compared.is_accepted().await);
+}
+
+/// The keys come from an apiserver that is slow.
+#[tokio::test(start_paused = true)]
+async fn rejection_is_confirmed_by_keys_that_are_read_late() {
+    let compared = Compared::new(true);
+    assert!(compared.is_accepted().await);
+    sleep(seconds(8)).await;
+    compared.verifier.publish_again();
+    sleep(seconds(5)).await;
+    assert!(!compared.verifies_others().await);
 }
 
 #[tokio::test(start_paused = true)]

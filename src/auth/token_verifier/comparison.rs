@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::TokenVerifier;
 use super::bound_objects::{BoundKind, BoundObject, parse_uid};
@@ -14,28 +14,26 @@ use crate::auth::{GrantError, metrics};
 use crate::upstream::CredentialId;
 use kubeapi::{EscapedFieldTerm, Gvr, NAME_KEY};
 
-impl TokenVerifier {
-    /// Reads the keys again. A key may have been withdrawn since they were last read.
-    pub(in crate::auth) fn expire_keys(&self) {
-        self.shared.keys.expire();
-        self.read_keys_if_due(false);
-    }
+/// The maximum time for a read of the keys. Without them, a rejection is not confirmed.
+const KEYS_TIMEOUT: Duration = Duration::from_secs(10);
 
-    /// Whether a token is valid by what is received at once, and by keys that were read after `since`.
+impl TokenVerifier {
+    /// Reads the keys again, because a key may have been withdrawn.
     ///
     /// # Errors
-    /// The keys have not been read since.
-    pub(in crate::auth) fn proves_since(
-        &self,
-        id: &CredentialId,
-        token: &BearerToken,
-        since: Instant,
-    ) -> Result<bool, GrantError> {
-        let Ok(verified) = self.verify_here(id, token, None) else { return Ok(false) };
-        if !self.shared.keys.are_read_since(since) {
-            return Err(GrantError::Unavailable("the cluster's token keys cannot be read".to_owned()));
-        }
-        Ok(self.check_bound(&verified, Duration::ZERO).is_ok() && self.check_audiences(&verified).is_ok())
+    /// The keys cannot be read within [`KEYS_TIMEOUT`].
+    pub(in crate::auth) async fn read_keys_again(&self) -> Result<(), GrantError> {
+        let now = Instant::now();
+        self.shared.keys.expire();
+        self.read_keys_if_due(false);
+        let unread = |_| GrantError::Unavailable("the cluster's token keys cannot be read".to_owned());
+        timeout(KEYS_TIMEOUT, self.shared.keys.read_since(now)).await.map_err(unread)
+    }
+
+    /// Whether a token is valid by what is received at once.
+    pub(in crate::auth) fn proves_now(&self, id: &CredentialId, token: &BearerToken) -> bool {
+        let Ok(verified) = self.verify_here(id, token, None) else { return false };
+        self.check_bound(&verified, Duration::ZERO).is_ok() && self.check_audiences(&verified).is_ok()
     }
 
     /// Returns the objects that a verified token is bound to. They must exist upstream with the same UID.

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::bound_objects::{BoundKind, BoundObjects, key, parse_uid};
 use super::keys::TokenKeys;
-use crate::upstream::{UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind};
+use crate::upstream::{METADATA_LIST, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind};
 use crate::wire::{FeedEncoding, FrameSplitter};
 use base::{Backoff, BackoffBounds};
 
@@ -77,7 +77,6 @@ const SILENCE_MAX: Duration = Duration::from_secs(90);
 /// The shortest duration of a watch that upstream has not refused. It ends watches after half an hour to an hour.
 const ORDINARY_MIN: Duration = Duration::from_secs(1);
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
-const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 
 impl BoundObjectFollower {
     /// Follows the objects whenever they are used. Never returns.

@@ -8,6 +8,7 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use parking_lot::{Mutex, RwLock};
 use ring::signature::{self, RsaParameters, RsaPublicKeyComponents, UnparsedPublicKey, VerificationAlgorithm};
 use serde::Deserialize;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::upstream::{UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind};
@@ -43,6 +44,8 @@ enum PublicKey {
 #[derive(Debug)]
 pub(super) struct TokenKeys {
     published: RwLock<Option<Arc<PublishedKeys>>>,
+    /// Notified when the keys were read.
+    was_read: Notify,
     schedule: Mutex<KeyReadSchedule>,
 }
 
@@ -170,7 +173,7 @@ impl TokenKeys {
     pub(super) fn new() -> Self {
         let now = Instant::now();
         let schedule = KeyReadSchedule { is_reading: false, due: now, due_if_unknown: now, failures: 0 };
-        Self { published: RwLock::default(), schedule: Mutex::new(schedule) }
+        Self { published: RwLock::default(), was_read: Notify::new(), schedule: Mutex::new(schedule) }
     }
 
     /// Returns the keys, unless they were last read longer than `READ_INTERVAL + grace` ago.
@@ -179,9 +182,15 @@ impl TokenKeys {
         published.filter(|keys| keys.read.elapsed() < READ_INTERVAL + grace)
     }
 
-    /// Whether the keys were read after `since`.
-    pub(super) fn are_read_since(&self, since: Instant) -> bool {
-        self.published.read().as_ref().is_some_and(|keys| keys.read > since)
+    /// Completes when the keys have been read after `since`.
+    pub(super) async fn read_since(&self, since: Instant) {
+        loop {
+            let was_read = self.was_read.notified();
+            if self.published.read().as_ref().is_some_and(|keys| keys.read > since) {
+                return;
+            }
+            was_read.await;
+        }
     }
 
     /// Whether the caller must now [`read`](Self::read) the keys. It is true for one caller at a time.
@@ -232,6 +241,7 @@ impl TokenKeys {
 
     pub(super) fn set(&self, keys: PublishedKeys) {
         *self.published.write() = Some(Arc::new(keys));
+        self.was_read.notify_waiters();
     }
 }
 
