@@ -52,6 +52,9 @@ use serde::{Deserialize, Serialize};
 use crate::preflight::ReviewSettings;
 use kubeapi::User;
 
+/// The group whose members may do anything before any authorizer is asked.
+const MASTERS: &str = "system:masters";
+
 pub use authenticator::{AuthenticatedCaller, Caller, FrontProxyConfig, ReloadableAuthorities};
 pub use authorizer::{Authorizer, DelegatedAuthDeps};
 pub use authorizer_chain::authorizer_chain;

@@ -1,12 +1,12 @@
 //! Finds out whether an authorizer other than RBAC answers before it, by reviews of accesses that RBAC allows.
 //!
-//! The questions are about the proxy's own account, and about a sample of the subjects of bindings. They show an
-//! authorizer that denies or allows one of these accesses. One that denies only other accesses is not found.
+//! They review the proxy's own account, and a sample of the subjects of bindings. They show an authorizer that denies
+//! or allows one of these accesses. One that denies only other accesses is not found.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{AccessDecider, RbacEvent, RbacKind, RbacPolicy};
+use super::{AccessDecider, MASTERS, RbacEvent, RbacKind, RbacPolicy};
 use crate::preflight::{CheckFinding, CheckOutcome};
 use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamClient, UpstreamError, UpstreamRequestCause};
 use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes, User, denied_access};
@@ -24,8 +24,8 @@ struct RbacListMetadata {
     next: String,
 }
 
-/// What RBAC, evaluated here, and the apiserver say to the same question.
-struct ChainAnswer {
+/// An access that RBAC, evaluated here, and the apiserver have decided.
+struct ReviewedAccessSample {
     user: String,
     access: AccessAttributes,
     /// The reason of RBAC, if it allows the access.
@@ -33,68 +33,77 @@ struct ChainAnswer {
     upstream: AccessReviewResult,
 }
 
-/// What an answer shows about the apiserver's authorizers.
+/// What a reviewed access shows about the apiserver's authorizers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ChainSign {
+enum AuthorizerEvidence {
     /// RBAC decided.
     Rbac,
     /// Another authorizer than RBAC denied what RBAC allows.
     Denied,
     /// Another authorizer than RBAC allowed what RBAC allows, so it answers before RBAC.
     Before,
-    /// RBAC does not allow the access here, so the proxy would ask.
-    Asked,
+    /// RBAC does not allow the access here, so the apiserver would review it.
+    Reviewed,
+}
+
+/// The reason that no sample was reviewed.
+#[derive(Debug, thiserror::Error)]
+enum SampleError {
+    #[error("more than {} {}; not checked", PAGES_MAX * PAGE_LIMIT, .0.resource())]
+    TooMany(RbacKind),
+    #[error("cannot compare RBAC with reviews: {0}")]
+    Failed(#[from] UpstreamError),
 }
 
 const AREA: &str = "authorizers";
-/// The maximum number of subjects of bindings that are asked about.
+/// The maximum number of subjects of bindings whose access is reviewed.
 const SUBJECTS_MAX: usize = 20;
-/// The maximum number of examples of one sign that are reported.
+/// The maximum number of reported examples of the same evidence.
 const EXAMPLES_MAX: usize = 3;
 const PAGE_LIMIT: usize = 500;
 /// The maximum number of pages of one kind. A cluster with more objects is not checked.
 const PAGES_MAX: usize = 100;
-/// The group whose members may do anything before any authorizer is asked.
-const MASTERS: &str = "system:masters";
 
 /// Checks whether RBAC alone decides, as `delegated.decide: rbac` requires.
 pub async fn authorizer_chain(client: &UpstreamClient, decider: AccessDecider) -> Vec<CheckFinding> {
-    let mut answers = match ask(client).await {
-        Ok(answers) => answers,
-        Err(error) if decider == AccessDecider::Rbac => {
-            return vec![CheckFinding::request_failed(AREA, "cannot compare RBAC with reviews", &error)];
-        }
-        Err(error) => return vec![CheckFinding::ok(AREA, format!("cannot compare RBAC with reviews: {error}"))],
+    let mut samples = match review(client).await {
+        Ok(samples) => samples,
+        Err(error) => return vec![error.finding(decider)],
     };
-    if answers.iter().any(|answer| answer.sign() == ChainSign::Denied) {
+    if samples.iter().any(|sample| sample.evidence() == AuthorizerEvidence::Denied) {
         // A binding or role may have changed in between.
-        answers = ask(client).await.unwrap_or(answers);
+        samples = review(client).await.unwrap_or(samples);
     }
-    findings(&answers, decider)
+    findings(&samples, decider)
 }
 
-/// Asks all questions.
-async fn ask(client: &UpstreamClient) -> Result<Vec<ChainAnswer>, UpstreamError> {
+/// Reviews the sample.
+async fn review(client: &UpstreamClient) -> Result<Vec<ReviewedAccessSample>, SampleError> {
     let mut policy = RbacPolicy::default();
     for kind in RbacKind::ALL {
         load(client, kind, &mut policy).await?;
     }
-    let mut answers = Vec::new();
+    let mut samples = Vec::new();
     let own = client.own_user().await?;
     let own_accesses = if own.groups.iter().any(|group| group == MASTERS) { Vec::new() } else { own_accesses() };
     for access in own_accesses {
         let (local, upstream) = (reason(&policy, &own, &access), client.review_own_access(&access).await?);
-        answers.push(ChainAnswer { user: own.name.clone(), access, local, upstream });
+        samples.push(ReviewedAccessSample { user: own.name.clone(), access, local, upstream });
     }
     for (user, access) in policy.sample(SUBJECTS_MAX) {
         let upstream = match client.review_access(UpstreamRequestCause::DecisionCheck, &user, &access).await {
             // The proxy may not review the access of others.
             Err(error) if error.code() == Some(403) => break,
-            answer => answer?,
+            result => result?,
         };
-        answers.push(ChainAnswer { local: reason(&policy, &user, &access), user: user.name, access, upstream });
+        samples.push(ReviewedAccessSample {
+            local: reason(&policy, &user, &access),
+            user: user.name,
+            access,
+            upstream,
+        });
     }
-    Ok(answers)
+    Ok(samples)
 }
 
 /// Returns the reason for which RBAC allows an access.
@@ -103,7 +112,7 @@ fn reason(policy: &RbacPolicy, user: &User, access: &AccessAttributes) -> Option
 }
 
 /// Loads the objects of a kind.
-async fn load(client: &UpstreamClient, kind: RbacKind, policy: &mut RbacPolicy) -> Result<(), UpstreamError> {
+async fn load(client: &UpstreamClient, kind: RbacKind, policy: &mut RbacPolicy) -> Result<(), SampleError> {
     let mut next = String::new();
     for _ in 0..PAGES_MAX {
         let path = format!("/apis/rbac.authorization.k8s.io/v1/{}?limit={PAGE_LIMIT}{next}", kind.resource());
@@ -119,7 +128,7 @@ async fn load(client: &UpstreamClient, kind: RbacKind, policy: &mut RbacPolicy) 
         }
         next = format!("&continue={}", page.metadata.next);
     }
-    Err(UpstreamError::EndlessPages)
+    Err(SampleError::TooMany(kind))
 }
 
 /// Returns accesses that a proxy needs: the lists that were just read, the reviews of callers, and a path.
@@ -137,32 +146,47 @@ fn own_accesses() -> Vec<AccessAttributes> {
     accesses
 }
 
-impl ChainAnswer {
-    fn sign(&self) -> ChainSign {
-        let AccessReviewResult { allowed, reason } = &self.upstream;
-        match (&self.local, allowed) {
-            (None, _) => ChainSign::Asked,
-            (Some(_), false) => ChainSign::Denied,
-            (Some(_), true) if AccessReviewResult::is_by_rbac(reason) => ChainSign::Rbac,
-            (Some(_), true) => ChainSign::Before,
+impl SampleError {
+    /// Without `decide: rbac`, a failed request is no problem.
+    fn finding(&self, decider: AccessDecider) -> CheckFinding {
+        match self {
+            Self::Failed(error) if decider == AccessDecider::Rbac => {
+                CheckFinding::request_failed(AREA, "cannot compare RBAC with reviews", error)
+            }
+            Self::Failed(_) => CheckFinding::ok(AREA, self.to_string()),
+            Self::TooMany(_) => {
+                CheckFinding { outcome: CheckOutcome::Unknown, ..CheckFinding::ok(AREA, self.to_string()) }
+            }
         }
     }
 }
 
-/// Reports what the answers show. Without `decide: rbac`, that is only advice.
-fn findings(answers: &[ChainAnswer], decider: AccessDecider) -> Vec<CheckFinding> {
-    let of = |sign| answers.iter().filter(move |answer| answer.sign() == sign);
-    let (by_rbac, asked) = (of(ChainSign::Rbac).count(), of(ChainSign::Asked).count());
+impl ReviewedAccessSample {
+    fn evidence(&self) -> AuthorizerEvidence {
+        let AccessReviewResult { allowed, reason } = &self.upstream;
+        match (&self.local, allowed) {
+            (None, _) => AuthorizerEvidence::Reviewed,
+            (Some(_), false) => AuthorizerEvidence::Denied,
+            (Some(_), true) if AccessReviewResult::is_by_rbac(reason) => AuthorizerEvidence::Rbac,
+            (Some(_), true) => AuthorizerEvidence::Before,
+        }
+    }
+}
+
+/// Reports what the reviews show. Without `decide: rbac`, that is only advice.
+fn findings(samples: &[ReviewedAccessSample], decider: AccessDecider) -> Vec<CheckFinding> {
+    let of = |evidence| samples.iter().filter(move |sample| sample.evidence() == evidence);
+    let (by_rbac, reviewed) = (of(AuthorizerEvidence::Rbac).count(), of(AuthorizerEvidence::Reviewed).count());
     let is_used = decider == AccessDecider::Rbac;
     let mut found = Vec::new();
-    for ChainAnswer { user, access, local, upstream } in of(ChainSign::Denied).take(EXAMPLES_MAX) {
+    for ReviewedAccessSample { user, access, local, upstream } in of(AuthorizerEvidence::Denied).take(EXAMPLES_MAX) {
         let (denied, local) = (denied_access(user, access), local.as_deref().unwrap_or_default());
         let message = format!("the apiserver denies what RBAC allows: {denied}: {} ({local})", upstream.reason);
         let finding = if is_used { CheckFinding::failed } else { CheckFinding::ok };
         let remedy = if is_used { "set delegated.decide: ask" } else { "keep delegated.decide: ask" };
         found.push(finding(AREA, message).with_remedy(remedy));
     }
-    for ChainAnswer { local, upstream, .. } in of(ChainSign::Before).take(EXAMPLES_MAX) {
+    for ReviewedAccessSample { local, upstream, .. } in of(AuthorizerEvidence::Before).take(EXAMPLES_MAX) {
         let message = format!(
             "an authorizer before RBAC allows with the reason {:?} what RBAC allows ({}); it may also deny that",
             upstream.reason,
@@ -172,9 +196,9 @@ fn findings(answers: &[ChainAnswer], decider: AccessDecider) -> Vec<CheckFinding
         found.push(finding(AREA, message).with_remedy("set delegated.decide: ask, unless it never denies"));
     }
     let message = format!(
-        "RBAC decided {by_rbac} of {} accesses that it allows; {asked} others are asked in any case; an authorizer that \
-         denies only other accesses is not found (--authorization-config of the apiserver)",
-        answers.len() - asked
+        "RBAC decided {by_rbac} of {} accesses that it allows; {reviewed} others are reviewed in any case; an authorizer \
+         that denies only other accesses is not found (--authorization-config of the apiserver)",
+        samples.len() - reviewed
     );
     found.push(match by_rbac {
         // Nothing shows that upstream uses RBAC.
@@ -192,30 +216,30 @@ mod tests {
 
     const BY_RBAC: &str = r#"RBAC: allowed by ClusterRoleBinding "b" of ClusterRole "r" to User "ada""#;
 
-    fn answer(local: bool, allowed: bool, reason: &str) -> ChainAnswer {
+    fn sample(local: bool, allowed: bool, reason: &str) -> ReviewedAccessSample {
         let upstream = AccessReviewResult { allowed, reason: reason.to_owned() };
         let access = own_accesses().remove(0);
-        ChainAnswer { user: "ada".to_owned(), access, local: local.then(|| BY_RBAC.to_owned()), upstream }
+        ReviewedAccessSample { user: "ada".to_owned(), access, local: local.then(|| BY_RBAC.to_owned()), upstream }
     }
 
     #[test]
-    fn answers_show_what_decides_before_rbac() {
+    fn reviews_show_what_decides_before_rbac() {
         let [ok, note, failed, unknown] =
             [CheckOutcome::Ok, CheckOutcome::Warning, CheckOutcome::Failed, CheckOutcome::Unknown];
-        for (local, allowed, reason, sign, with_rbac, with_ask) in [
-            (true, true, BY_RBAC, ChainSign::Rbac, vec![ok], vec![ok]),
-            (true, true, "", ChainSign::Before, vec![note, ok], vec![ok, ok]),
-            (true, true, "webhook: yes", ChainSign::Before, vec![note, ok], vec![ok, ok]),
-            (true, false, "webhook: no", ChainSign::Denied, vec![failed, ok], vec![ok, ok]),
-            (true, false, "", ChainSign::Denied, vec![failed, ok], vec![ok, ok]),
-            (false, true, "", ChainSign::Asked, vec![unknown], vec![ok]),
-            (false, true, BY_RBAC, ChainSign::Asked, vec![unknown], vec![ok]),
-            (false, false, "", ChainSign::Asked, vec![unknown], vec![ok]),
+        for (local, allowed, reason, evidence, with_rbac, with_ask) in [
+            (true, true, BY_RBAC, AuthorizerEvidence::Rbac, vec![ok], vec![ok]),
+            (true, true, "", AuthorizerEvidence::Before, vec![note, ok], vec![ok, ok]),
+            (true, true, "webhook: yes", AuthorizerEvidence::Before, vec![note, ok], vec![ok, ok]),
+            (true, false, "webhook: no", AuthorizerEvidence::Denied, vec![failed, ok], vec![ok, ok]),
+            (true, false, "", AuthorizerEvidence::Denied, vec![failed, ok], vec![ok, ok]),
+            (false, true, "", AuthorizerEvidence::Reviewed, vec![unknown], vec![ok]),
+            (false, true, BY_RBAC, AuthorizerEvidence::Reviewed, vec![unknown], vec![ok]),
+            (false, false, "", AuthorizerEvidence::Reviewed, vec![unknown], vec![ok]),
         ] {
-            let answers = [answer(local, allowed, reason)];
-            assert_eq!(answers[0].sign(), sign);
+            let samples = [sample(local, allowed, reason)];
+            assert_eq!(samples[0].evidence(), evidence);
             for (decider, expected) in [(AccessDecider::Rbac, with_rbac), (AccessDecider::Ask, with_ask)] {
-                let outcomes: Vec<_> = findings(&answers, decider).iter().map(|finding| finding.outcome).collect();
+                let outcomes: Vec<_> = findings(&samples, decider).iter().map(|finding| finding.outcome).collect();
                 assert_eq!(outcomes, expected, "{local}, {allowed}, {reason}, {decider:?}");
             }
         }
@@ -223,11 +247,11 @@ mod tests {
 
     #[test]
     fn finding_names_access_and_both_reasons() {
-        let found = findings(&[answer(true, false, "a webhook says no")], AccessDecider::Rbac);
+        let found = findings(&[sample(true, false, "a webhook says no")], AccessDecider::Rbac);
         let message = "the apiserver denies what RBAC allows: User \"ada\" cannot list resource \"roles\" in API group \
                        \"rbac.authorization.k8s.io\" at the cluster scope: a webhook says no";
         assert_eq!(found[0].message, format!("{message} ({BY_RBAC})"));
-        let many: Vec<_> = (0..10).map(|_| answer(true, false, "")).collect();
+        let many: Vec<_> = (0..10).map(|_| sample(true, false, "")).collect();
         assert_eq!(findings(&many, AccessDecider::Rbac).len(), EXAMPLES_MAX + 1);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::super::MASTERS;
 use super::names::{ImpersonatedNameKind, wrong_extra_key};
 use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes, User};
 
@@ -33,7 +34,6 @@ struct ImpersonationVerb<'a> {
 
 const AUTHENTICATION: &str = "authentication.k8s.io";
 const LEGACY: ImpersonationVerb<'_> = ImpersonationVerb { verb: "impersonate", group: "" };
-const SYSTEM_MASTERS: &str = "system:masters";
 const SYSTEM_NODES: &str = "system:nodes";
 /// The extra with the node that a service account's token is bound to.
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
@@ -131,8 +131,8 @@ fn wrong_group(groups: &[String]) -> Option<(&str, &str)> {
     if groups.iter().any(String::is_empty) {
         return Some(("", "impersonating the empty string group is not allowed"));
     }
-    let has_masters = groups.iter().any(|group| group == SYSTEM_MASTERS);
-    has_masters.then_some((SYSTEM_MASTERS, "impersonating the system:masters group is not allowed"))
+    let has_masters = groups.iter().any(|group| group == MASTERS);
+    has_masters.then_some((MASTERS, "impersonating the system:masters group is not allowed"))
 }
 
 fn wrong_extra(extra: &BTreeMap<String, Vec<String>>) -> Option<String> {

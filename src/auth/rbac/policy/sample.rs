@@ -1,8 +1,7 @@
 use super::{RbacObjectKey, RbacPolicy, RbacSubject};
+use crate::auth::MASTERS;
 use kubeapi::{AccessAttributes, User};
 
-/// The group whose members no rule concerns, because they may do anything.
-const MASTERS: &str = "system:masters";
 /// The name of a member of a group.
 const MEMBER: &str = "kube-fanout-check";
 
@@ -11,9 +10,9 @@ impl RbacPolicy {
     pub fn sample(&self, count: usize) -> Vec<(User, AccessAttributes)> {
         let mut keys: Vec<_> = self.bindings.keys().collect();
         keys.sort_unstable_by_key(|key| (key.kind.resource(), &key.namespace, &key.name));
-        let questions: Vec<_> = keys.into_iter().filter_map(|key| self.example(key)).collect();
-        let step = questions.len().div_ceil(count.max(1)).max(1);
-        questions.into_iter().step_by(step).collect()
+        let examples: Vec<_> = keys.into_iter().filter_map(|key| self.example(key)).collect();
+        let step = examples.len().div_ceil(count.max(1)).max(1);
+        examples.into_iter().step_by(step).collect()
     }
 
     /// Returns an access that a binding allows to one of its subjects.
