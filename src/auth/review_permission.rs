@@ -48,7 +48,7 @@ impl ReviewResource {
         group: "authentication.k8s.io",
         resource: "tokenreviews",
         refusal: "cannot authenticate",
-        unknown: "the users of tokens are not known",
+        unknown: "tokens that need a review are refused",
     };
     pub(super) const ACCESS: Self = Self {
         label: "access",

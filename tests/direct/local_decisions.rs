@@ -172,7 +172,7 @@ async fn proxy_started_in_an_outage_says_what_it_does_not_know() {
     let plan = by_rbac(direct::app(&up).for_certificates_of(&clients.pem, &dir));
     let app = plan.with(|config| config.delegated.auth.identify = TokenIdentification::Local).run().await;
     let tokens =
-        "the apiserver has answered no tokenreviews since this proxy started, so the users of tokens are not known";
+        "the apiserver has answered no tokenreviews since this proxy started, so tokens that need a review are refused";
     let accesses = "the apiserver has answered no subjectaccessreviews since this proxy started, so no caller's \
                     permissions are known, also not those of certificates";
     let read = format!("{PODS}?resourceVersion=0");
