@@ -3,8 +3,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use imbl::OrdMap;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
@@ -183,13 +183,16 @@ impl NamespaceDecisions {
         let Some(rechecks) = &self.rechecks else { return std::future::pending().await };
         let (mut busy_since, mut grace) = (None, ReviewGrace::default());
         loop {
+            if rechecks.changed.notified().now_or_never().is_some() {
+                self.withdraw_names();
+            }
             let (now, due) = (Instant::now(), rechecks.schedule.lock().next());
             let Some(due) = due.filter(|due| *due <= now) else {
                 busy_since = None;
                 tokio::select! {
                     biased;
                     () = sleep_until_opt(due) => {}
-                    () = rechecks.changed.notified() => {}
+                    () = rechecks.changed.notified() => self.withdraw_names(),
                 }
                 continue;
             };
@@ -219,13 +222,6 @@ impl NamespaceDecisions {
     async fn review_due(&self, rechecks: &NamespaceRecheckState, now: Instant) -> Result<(), GrantError> {
         let batch = rechecks.schedule.lock().take_due(now, SLACK.min(rechecks.period / 12), BATCH_MAX);
         let user = self.user.lock().clone();
-        // A name that the rules no longer allow does not wait for upstream's review of the namespace.
-        for (namespace, _) in &batch {
-            if let Some(NamespaceAccess::Named(_)) = self.decision(namespace) {
-                let access = self.access.in_namespace(namespace);
-                self.set(namespace.clone(), self.denied(&user, &access, ReviewPurpose::Namespace));
-            }
-        }
         let retry_at = now + RETRY_DELAY;
         let (mut result, mut any_answered) = (Ok(()), false);
         let reviews = self.decide(&user, batch, ReviewPurpose::Namespace, |namespace, since, outcome| {
@@ -248,6 +244,16 @@ impl NamespaceDecisions {
             rechecks.schedule.lock().postpone(Instant::now() + RETRY_DELAY);
         }
         result
+    }
+
+    /// Hides the objects that the rules no longer allow by name. They do not wait for upstream's review of the namespace.
+    fn withdraw_names(&self) {
+        let (user, decisions) = (self.user.lock().clone(), self.decisions.borrow().clone());
+        for namespace in decisions.iter().filter(|(_, access)| access.name_count() > 0).map(|(namespace, _)| namespace)
+        {
+            let access = self.access.in_namespace(namespace);
+            self.set(namespace.clone(), self.denied(&user, &access, ReviewPurpose::Namespace));
+        }
     }
 
     /// Reserves room for the decisions of namespaces before the namespaces are reviewed.

@@ -8,7 +8,8 @@
 //! Attacks that guess a secret from the length of compressed text (CRIME, BREACH) need text of the attacker in the same
 //! response. The apiserver compresses the same responses, and a caller who may write such objects can usually read them.
 //! A watch reveals more than upstream's: upstream ends the member at each flush, and here an event may refer to the
-//! preceding one. So the events of Secrets after the initial state refer to none.
+//! preceding one. So the events of Secrets after the initial state refer to none, except to those that only this watch
+//! receives at the same time.
 
 mod checksum;
 mod deflate;

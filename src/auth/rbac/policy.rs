@@ -183,9 +183,13 @@ impl RbacPolicy {
         let (request, mut roles, mut names) = (RequestedAccess::new(access), Vec::new(), BTreeSet::new());
         let (mut left, mut budget) = (NAMES_MAX, RULES_MAX);
         for binding in self.bindings(user, access).take(CANDIDATES_MAX) {
+            if budget == 0 {
+                return None;
+            }
             let Some(key) = binding.role.as_ref().filter(|key| !roles.contains(key)) else { continue };
-            if !binding.subjects.iter().any(|subject| subject.applies_to(user, &binding.key.namespace)) {
-                budget = budget.saturating_sub(binding.subjects.len());
+            let subject = binding.subjects.iter().position(|subject| subject.applies_to(user, &binding.key.namespace));
+            budget = budget.saturating_sub(subject.map_or(binding.subjects.len(), |at| at + 1));
+            if subject.is_none() {
                 continue;
             }
             roles.push(key);
