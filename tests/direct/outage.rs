@@ -7,7 +7,7 @@ use demo::{self, RequestKind, RunningDemoApiserver};
 use futures_util::future::join_all;
 
 use crate::direct::{self, App, History, PODS, Protocol, Watch};
-use crate::process::{Process, metric};
+use crate::process::Process;
 
 /// Fails if pods were listed since there were `before` lists. Lists to compare histories are no relists: a stalled machine
 /// causes them, as a reopened stream without an event for a second is in doubt.
@@ -35,19 +35,24 @@ async fn watches(up: &RunningDemoApiserver, app: &direct::App, from: u64) -> Vec
 async fn start_and_end_of_an_outage_are_logged() {
     let (up, dir) = (demo::upstream().pods(3).run().await, direct::Dir::new());
     let process = Process::serve(&dir, &up.url(), &["--preload", "pods"]).await;
-    let has_stale = async |is_stale: bool| {
+    let has_state = async |state: &str| {
+        let state = format!("state=\"{state}\"");
         let pods = || async {
+            let is_of_pods = |line: &&str| line.contains("resource=\"pods.v1\"") && line.contains(&state);
             let metrics = process.metrics().await;
-            metric(&metrics, "kube_fanout_feed_state", "resource=\"pods.v1\"") > 0.5
-                && (metric(&metrics, "kube_fanout_feed_state", "state=\"stale\"") > 0.5) == is_stale
+            metrics
+                .lines()
+                .filter(|line| line.starts_with("kube_fanout_feed_state"))
+                .find(is_of_pods)
+                .is_some_and(|line| line.ends_with(" 1"))
         };
-        direct::eventually("the state of the feeds", pods).await;
+        direct::eventually("the state of the feed", pods).await;
     };
-    has_stale(false).await;
+    has_state("live").await;
     up.faults().down().await;
-    has_stale(true).await;
+    has_state("stale").await;
     up.faults().up().await;
-    has_stale(false).await;
+    has_state("live").await;
     process.signal("TERM");
     let log = process.ended().await.stderr;
     for line in ["upstream watch interrupted; retrying feed=pods.v1", "upstream watch resumed feed=pods.v1"] {
