@@ -162,16 +162,23 @@ impl Authorizer {
         }
     }
 
-    /// Grants a read of a collection across namespaces: all of it, or else the namespaces in which the caller may
-    /// perform the same access. Each namespace is reviewed when it occurs.
+    /// Grants a read: all of it or, of a `filterable` collection, the namespaces in which the caller may perform the same
+    /// access. Each namespace is reviewed when it occurs. `filterable` is called if the whole is denied.
     ///
     /// # Errors
     /// The caller's identity or permissions cannot be determined.
-    pub async fn readable(&self, caller: &Caller, info: &RequestInfo) -> Result<ReadPermission, GrantError> {
+    pub async fn readable(
+        &self,
+        caller: &Caller,
+        info: &RequestInfo,
+        filterable: impl FnOnce() -> bool,
+    ) -> Result<ReadPermission, GrantError> {
         let access = Arc::new(AccessAttributes::from_request(info));
         let Some(shared) = &self.delegated else { return Ok(ReadPermission::Collection(ReadGrant::new(access))) };
         let permit = match shared.grant(caller, info, access.clone()).await {
-            Err(GrantError::Denied(_)) => shared.readable(caller, info, access).map(ReadPermission::Namespaces),
+            Err(GrantError::Denied(_)) if filterable() => {
+                shared.readable(caller, info, access).map(ReadPermission::Namespaces)
+            }
             grant => grant.map(ReadPermission::Collection),
         };
         permit.inspect_err(metrics::refused)

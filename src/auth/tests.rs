@@ -68,7 +68,7 @@ impl Scene {
     ) -> Result<ReadableNamespaces, GrantError> {
         self.stub.deny(token, "");
         let caller = self.authorizer.known(token, [127, 0, 0, 1]).await.expect("authenticated");
-        let permit = self.authorizer.readable(&caller, &info(uri)).await?;
+        let permit = self.authorizer.readable(&caller, &info(uri), || true).await?;
         let part = permit.namespaces().expect("it is not for all").clone();
         part.review_all(namespaces.iter().map(String::as_str)).await?;
         Ok(part)

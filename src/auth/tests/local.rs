@@ -306,7 +306,7 @@ async fn filtered_watch_by_stale_rules_ends_after_the_same_outage_grace() {
     let scene = anonymous_scene(300).await;
     scene.stub.deny("system:anonymous", "");
     let pods = info("/api/v1/pods?watch=1");
-    let permission = scene.authorizer.readable(&Caller::Anonymous, &pods).await.expect("it is let in");
+    let permission = scene.authorizer.readable(&Caller::Anonymous, &pods, || true).await.expect("it is let in");
     let readable = permission.namespaces().expect("it is not for all");
     readable.review_all(["t1"]).await.expect("reviewed");
     assert_eq!(scene.counted().0, 1, "only the whole collection is reviewed");

@@ -12,7 +12,7 @@ use crate::serve::audit::{AuditDecision, AuditLog};
 use crate::serve::forward::ForwardHandler;
 use crate::serve::limits::ConcurrencyLimits;
 use crate::serve::peers::DownstreamReviewHandler;
-use crate::serve::read::{DiscoveryCache, NotServable, ReadHandler, ReadRequest};
+use crate::serve::read::{DiscoveryCache, NotServable, ReadHandler, ReadRequest, has_visible_part};
 use crate::serve::response::{
     LIST_RETRY_SECONDS, ResponseBody, put_stale_rules, too_many, too_many_waiting, unavailable,
 };
@@ -69,11 +69,13 @@ impl RequestRouter {
             };
             let config = self.config.get();
             let resource = resource.as_deref();
-            let is_filterable =
-                resource.is_some_and(|known| request.is_filterable(known, &config.filter, &self.authorizer));
+            let is_filtered_caller = request.has_filtered_caller(&config.filter);
+            let is_partly_visible = |known| has_visible_part(&request.info, known, &request.caller, &self.authorizer);
             let mut unfiltered = None;
             let routed = match route(&input, resource, &config.coverage) {
-                Err(reason @ (ForwardReason::Table | ForwardReason::Representation)) if is_filterable => {
+                Err(reason @ (ForwardReason::Table | ForwardReason::Representation))
+                    if is_filtered_caller && resource.is_some_and(is_partly_visible) =>
+                {
                     unfiltered = Some(reason);
                     route(&ReadRouteInput { is_filtered: true, ..input }, resource, &config.coverage)
                 }
@@ -103,7 +105,7 @@ impl RequestRouter {
             request.drop_body();
             // Authorization comes first, so that an unauthorized caller learns nothing about other errors in the
             // request.
-            let permission = match self.authorize(&mut request, is_filterable).await {
+            let permission = match self.authorize(&mut request, resource, is_filtered_caller).await {
                 Ok(permission) => permission,
                 Err(error) => return request.auth_refusal(&error),
             };
@@ -184,17 +186,17 @@ impl RequestRouter {
         Ok(self.catalog.find(&gvr))
     }
 
-    /// Returns the caller's permission for a read. For a filterable one, it may cover only some namespaces.
-    async fn authorize(&self, request: &mut ReadRequest, is_filterable: bool) -> Result<ReadPermission, GrantError> {
+    /// Returns the caller's permission for a read. For a caller whose reads are filtered, it may cover only a part.
+    async fn authorize(
+        &self,
+        request: &mut ReadRequest,
+        resource: &UpstreamResource,
+        is_filtered_caller: bool,
+    ) -> Result<ReadPermission, GrantError> {
         let flow = request.caller.flow();
         let (caller, info) = (&request.caller, &request.info);
-        let mut granted = Box::pin(async move {
-            if is_filterable {
-                self.authorizer.readable(caller, info).await
-            } else {
-                self.authorizer.grant(caller, info).await.map(ReadPermission::Collection)
-            }
-        });
+        let is_filterable = || is_filtered_caller && has_visible_part(info, resource, caller, &self.authorizer);
+        let mut granted = Box::pin(self.authorizer.readable(caller, info, is_filterable));
         let granted = self.concurrency.waiting.while_waiting(flow.as_ref(), &request.query, granted.as_mut()).await;
         let granted = granted.map_err(too_many_waiting).flatten();
         request.context.stale_rules = match &granted {

@@ -84,18 +84,8 @@ impl ReadRequest {
         NotServable::Forward(reason)
     }
 
-    /// Whether the response is filtered if the caller may not read the whole collection. A downstream proxy's is not,
-    /// because that proxy would take it for the whole.
-    pub(crate) fn is_filterable(
-        &self,
-        resource: &UpstreamResource,
-        callers: &FilteredCallers,
-        authorizer: &Authorizer,
-    ) -> bool {
-        self.has_filtered_caller(callers) && has_visible_part(&self.info, resource, &self.caller, authorizer)
-    }
-
-    /// Whether responses for the caller may be filtered.
+    /// Whether responses for the caller may be filtered. Those for a downstream proxy are not, because that proxy would
+    /// take them for the whole.
     pub(crate) fn has_filtered_caller(&self, callers: &FilteredCallers) -> bool {
         !self.context.by_proxy && callers.includes(&self.caller, self.on_filtered_listener)
     }
