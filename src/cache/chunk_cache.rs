@@ -1,4 +1,5 @@
 use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -10,7 +11,7 @@ use tokio::time::Instant;
 
 use super::budget::{LruEviction, MemoryBudget};
 use super::frame_names::{self, FrameName, FrameNames};
-use crate::wire::{FeedEncoding, Representation};
+use crate::wire::Representation;
 use base::MemoryAccount;
 
 /// The cache of the encoded bytes of one feed's chunks. They are encoded once for all clients, and bounded.
@@ -18,11 +19,11 @@ use base::MemoryAccount;
 pub struct ChunkCache {
     /// The joined bodies in upstream's encoding. The store has the same bytes, so copies are kept only for the duration
     /// of a burst of lists.
-    copies: SingleFlightCache<PlainChunk>,
-    derived: SingleFlightCache<PlainChunk>,
-    deflated: SingleFlightCache<DeflatedChunk>,
-    /// Compressed frames of watches.
-    frames: SingleFlightCache<DeflatedChunk>,
+    copies: SingleFlightCache<EncodedChunkKey, PlainChunk>,
+    derived: SingleFlightCache<EncodedChunkKey, PlainChunk>,
+    deflated: SingleFlightCache<EncodedChunkKey, DeflatedChunk>,
+    /// Compressed frames of watches, each by its number and that of the frame to which it may refer.
+    frames: SingleFlightCache<(u64, Option<u64>), DeflatedChunk>,
     names: FrameNames,
     /// Whether the feed has ended. Then nothing is cached.
     is_closed: AtomicBool,
@@ -113,16 +114,16 @@ impl ChunkCache {
         make: impl FnOnce(&[u8]) -> Result<DeflatedChunk, E>,
     ) -> Poll<Result<(FrameName, DeflatedChunk), E>> {
         let (name, previous) = self.names.name(frame, previous, &self.account);
-        let key = EncodedChunkKey::of_frame(name.number, previous.map(|previous| previous.number));
+        let key = (name.number, previous.map(|previous| previous.number));
         // If the previous frame was dropped since, the form refers to nothing, and is right for the same watches.
         let make = || make(&previous.and_then(|previous| self.names.frame(previous)).unwrap_or_default());
         self.poll_compressed(&self.frames, key, cx, make).map_ok(|made| (name, made))
     }
 
-    fn poll_compressed<E>(
+    fn poll_compressed<K: Copy + Eq + Hash, E>(
         &self,
-        flight: &SingleFlightCache<DeflatedChunk>,
-        key: EncodedChunkKey,
+        flight: &SingleFlightCache<K, DeflatedChunk>,
+        key: K,
         cx: &Context<'_>,
         make: impl FnOnce() -> Result<DeflatedChunk, E>,
     ) -> Poll<Result<DeflatedChunk, E>> {
@@ -185,17 +186,17 @@ impl ChunkCache {
 /// A cache whose values are made once for concurrent callers, bounded by bytes and age. It evicts the least recently
 /// used value first.
 #[derive(Debug)]
-pub(super) struct SingleFlightCache<T> {
+pub(super) struct SingleFlightCache<K, T> {
     bytes_max: usize,
     age_max: Option<Duration>,
-    table: Mutex<SingleFlightTable<T>>,
+    table: Mutex<SingleFlightTable<K, T>>,
 }
 
 #[derive(Debug)]
-struct SingleFlightTable<T> {
-    slots: HashMap<EncodedChunkKey, SingleFlightSlot<T>>,
+struct SingleFlightTable<K, T> {
+    slots: HashMap<K, SingleFlightSlot<T>>,
     /// Each cached key with the time of its last known use. The time is checked again before an eviction.
-    order: VecDeque<(EncodedChunkKey, Instant)>,
+    order: VecDeque<(K, Instant)>,
     bytes: usize,
     /// The number of tasks that have started to make a value, so that a value that was dropped while being made is not
     /// stored.
@@ -241,8 +242,6 @@ pub enum ChunkObjectEncoding {
     /// A compressed part of a piece of ADDED events. It may refer to the part of the previous chunk or of the same
     /// chunk that the watch was sent right before it: the name of that chunk and the CRC-32 of the part.
     DeflatedAdded { piece: usize, part: usize, behind: Option<(u128, u32)> },
-    /// A compressed frame of a watch, by numbers of [`FrameName`]s. It may refer to the frame `behind`.
-    Frame { behind: Option<u64> },
 }
 
 impl EncodedChunkKey {
@@ -258,32 +257,22 @@ impl EncodedChunkKey {
         };
         Self { part, ..self }
     }
-
-    /// Returns the key of a compressed frame. The name of a frame determines all its bytes.
-    fn of_frame(number: u64, behind: Option<u64>) -> Self {
-        Self {
-            chunk: number.into(),
-            representation: Representation::Object(FeedEncoding::Json),
-            release: 0,
-            part: ChunkObjectEncoding::Frame { behind },
-        }
-    }
 }
 
 /// A task that makes a cached value. Dropping it wakes all waiting tasks, even if it failed.
-struct SingleFlightLeader<'a, T> {
-    flight: &'a SingleFlightCache<T>,
-    key: EncodedChunkKey,
+struct SingleFlightLeader<'a, K: Copy + Eq + Hash, T> {
+    flight: &'a SingleFlightCache<K, T>,
+    key: K,
     ticket: u64,
 }
 
-impl<T: Clone> SingleFlightCache<T> {
+impl<K: Copy + Eq + Hash, T: Clone> SingleFlightCache<K, T> {
     pub(super) fn new(bytes_max: usize, age_max: Option<Duration>) -> Self {
         Self { bytes_max, age_max, table: Mutex::default() }
     }
 
     /// Returns the value of `key`, if it is cached.
-    pub(super) fn get(&self, key: EncodedChunkKey) -> Option<T> {
+    pub(super) fn get(&self, key: K) -> Option<T> {
         match self.table.lock().slots.get_mut(&key) {
             Some(SingleFlightSlot::Made { value, last_used, .. }) => {
                 *last_used = Instant::now();
@@ -297,7 +286,7 @@ impl<T: Clone> SingleFlightCache<T> {
     /// the result is pending and the task is woken later.
     pub(super) fn poll_get_or_make<E>(
         &self,
-        key: EncodedChunkKey,
+        key: K,
         cx: &Context<'_>,
         make: impl FnOnce() -> Result<(T, usize), E>,
     ) -> Poll<Result<T, E>> {
@@ -350,7 +339,7 @@ impl<T: Clone> SingleFlightCache<T> {
     }
 }
 
-impl<T: Clone> LruEviction for SingleFlightCache<T> {
+impl<K: Copy + Eq + Hash, T: Clone> LruEviction for SingleFlightCache<K, T> {
     fn oldest(&self) -> Option<Instant> {
         self.table.lock().order.front().map(|(_, since)| *since)
     }
@@ -360,13 +349,13 @@ impl<T: Clone> LruEviction for SingleFlightCache<T> {
     }
 }
 
-impl<T> Default for SingleFlightTable<T> {
+impl<K, T> Default for SingleFlightTable<K, T> {
     fn default() -> Self {
         Self { slots: HashMap::new(), order: VecDeque::new(), bytes: 0, tickets: 0 }
     }
 }
 
-impl<T> SingleFlightTable<T> {
+impl<K: Copy + Eq + Hash, T> SingleFlightTable<K, T> {
     /// Drops the first entry of the queue. If it was used since, and not before `oldest`, it moves to the end instead.
     fn drop_oldest(&mut self, oldest: Option<Instant>) {
         let Some((key, since)) = self.order.pop_front() else { return };
@@ -393,7 +382,7 @@ impl<T> SingleFlightSlot<T> {
     }
 }
 
-impl<T> SingleFlightLeader<'_, T> {
+impl<K: Copy + Eq + Hash, T> SingleFlightLeader<'_, K, T> {
     fn put(&self, value: T, bytes: usize, now: Instant) {
         let mut table = self.flight.table.lock();
         if !self.has_slot(&table) || bytes > self.flight.bytes_max {
@@ -409,12 +398,12 @@ impl<T> SingleFlightLeader<'_, T> {
         slot.into_iter().for_each(SingleFlightSlot::wake);
     }
 
-    fn has_slot(&self, table: &SingleFlightTable<T>) -> bool {
+    fn has_slot(&self, table: &SingleFlightTable<K, T>) -> bool {
         matches!(table.slots.get(&self.key), Some(SingleFlightSlot::Making { ticket, .. }) if *ticket == self.ticket)
     }
 }
 
-impl<T> Drop for SingleFlightLeader<'_, T> {
+impl<K: Copy + Eq + Hash, T> Drop for SingleFlightLeader<'_, K, T> {
     fn drop(&mut self) {
         let mut table = self.flight.table.lock();
         let slot = if self.has_slot(&table) { table.slots.remove(&self.key) } else { None };

@@ -22,12 +22,12 @@ fn format(chunk: u128) -> EncodedChunkKey {
 }
 
 /// Returns the cached or new value: its name, with a size of `bytes`.
-fn get(flight: &SingleFlightCache<u128>, chunk: u128, bytes: usize) -> Poll<u128> {
+fn get(flight: &SingleFlightCache<EncodedChunkKey, u128>, chunk: u128, bytes: usize) -> Poll<u128> {
     let made = flight.poll_get_or_make(format(chunk), &Context::from_waker(Waker::noop()), || Ok((chunk, bytes)));
     made.map(|made: Result<u128, Infallible>| made.unwrap_or_else(|never| match never {}))
 }
 
-fn is_kept(flight: &SingleFlightCache<u128>, chunk: u128) -> bool {
+fn is_kept(flight: &SingleFlightCache<EncodedChunkKey, u128>, chunk: u128) -> bool {
     let made = flight.poll_get_or_make(format(chunk), &Context::from_waker(Waker::noop()), || Err("not there"));
     made == Poll::Ready(Ok(chunk))
 }
@@ -79,7 +79,7 @@ fn concurrent_caller_waits_for_the_value_in_flight() {
 
 #[test]
 fn waiting_caller_is_woken_when_the_computation_fails() {
-    let (flight, wakes) = (SingleFlightCache::<u128>::new(100, None), Arc::new(WakeCounter::default()));
+    let (flight, wakes) = (SingleFlightCache::<_, u128>::new(100, None), Arc::new(WakeCounter::default()));
     let waker = wakes.waker();
     let never = || -> Result<(u128, usize), &str> { panic!("another task makes it") };
     let wait = || assert!(flight.poll_get_or_make(format(1), &Context::from_waker(&waker), never).is_pending());
