@@ -6,6 +6,7 @@ use super::credential::BearerToken;
 use super::review_permission::ReviewResource;
 use super::{RbacGrant, metrics};
 use crate::upstream::CredentialId;
+use base::random;
 use kubeapi::{AccessAttributes, User};
 
 /// The answers given here that wait for a comparison.
@@ -37,7 +38,7 @@ impl ComparisonQueue {
 
     /// Compares an answer with upstream's later, if it is one of the sample and `answer` returns it.
     pub(super) fn sample(&self, answer: impl FnOnce() -> Option<ComparedAnswer>) {
-        if self.one_in == 0 || fastrand::u32(0..self.one_in) != 0 {
+        if self.one_in == 0 || random::u32(0..self.one_in) != 0 {
             return;
         }
         if let Some(Err(error)) = answer().map(|answer| self.sender.try_send(answer)) {
