@@ -12,6 +12,9 @@ pub struct ObjectKey {
 }
 
 impl ObjectKey {
+    /// The maximum length of an object's name in bytes: that of a DNS subdomain (RFC 1123).
+    pub const NAME_BYTES_MAX: usize = 253;
+
     /// Creates a key. An empty `namespace` means cluster-scoped.
     pub fn new(namespace: &str, name: &str) -> Self {
         if namespace.is_empty() {

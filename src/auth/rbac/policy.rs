@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::affected_users::{AffectedNamespaces, AffectedUsers, BindingSubjects};
 use super::rule::{RULES_MAX, RequestedAccess, RoleRules};
 use super::{RbacEvent, RbacKind, RbacObject, RbacObjectMeta, RbacRoleRef, RbacSubject};
-use kubeapi::{AccessAttributes, User, go_quote};
+use kubeapi::{AccessAttributes, ObjectKey, User, go_quote};
 
 /// The roles and bindings of a cluster, as far as they are known.
 ///
@@ -93,8 +93,6 @@ pub(super) const KIND_BYTES_MAX: usize = 256 << 20;
 pub(super) const CANDIDATES_MAX: usize = 256;
 /// The maximum number of names in the rules that allow an access by name to a user.
 pub(super) const NAMES_MAX: usize = 1_000;
-/// The maximum length of an object's name.
-const NAME_BYTES_MAX: usize = 253;
 /// The memory of an object without its texts, with its entries in maps.
 const OBJECT_BYTES: usize = 512;
 
@@ -196,7 +194,7 @@ impl RbacPolicy {
             let Some(role) = self.roles.get(key) else { continue };
             for name in role.rules.names(&request, &mut budget) {
                 left = left.checked_sub(1)?;
-                if (1..=NAME_BYTES_MAX).contains(&name.len()) {
+                if (1..=ObjectKey::NAME_BYTES_MAX).contains(&name.len()) {
                     names.insert(name.into());
                 }
             }

@@ -9,6 +9,8 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use kubeapi::ObjectKey;
+
 /// A kind of objects that a token may be bound to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BoundKind {
@@ -80,8 +82,6 @@ struct Dependents {
 
 /// The maximum number of objects of one kind that are kept. Tokens bound to others are reviewed.
 const OBJECTS_MAX: usize = 1_000_000;
-/// The longest name of an object, in bytes.
-const NAME_BYTES_MAX: usize = 253;
 /// The number of dependents that are kept without looking for dropped ones.
 const PRUNE_MIN: usize = 1_024;
 
@@ -109,7 +109,7 @@ impl BoundObject {
 /// Whether this can be the name of an object, so that a path of names is unambiguous.
 pub(super) fn is_name(name: &str) -> bool {
     let is_allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
-    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_allowed)
+    (1..=ObjectKey::NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_allowed)
 }
 
 pub(super) fn key(namespace: &str, name: &str) -> Box<str> {

@@ -20,7 +20,7 @@ use crate::serve::response::{FILTERED, ResponseBody};
 use crate::serve::route::{CacheCoverage, ReadRouteInput, route};
 use crate::upstream::{ResourceCatalog, SELF_SUBJECT_ACCESS_REVIEWS, UpstreamResource, is_impersonation};
 use kubeapi::protobuf::{FieldReader, MAGIC, ProtobufFieldValue, RawField, put_field, put_int};
-use kubeapi::{Gvr, MediaType, RequestInfo, UrlQuery};
+use kubeapi::{Gvr, MediaType, ObjectKey, RequestInfo, UrlQuery};
 
 /// The access that a review names. A review with other attributes, such as selectors, does not parse as one.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -61,8 +61,6 @@ struct JsonReviewStatus {
 
 /// The maximum size of a response in bytes. A larger one is passed through.
 const REVIEW_BYTES_MAX: usize = 64 << 10;
-/// The maximum length of an object's name. A selector with a longer one may be too long to be evaluated here.
-const NAME_BYTES_MAX: usize = 253;
 /// Field numbers of `Unknown`, `SelfSubjectAccessReview`, its spec and its status.
 const UNKNOWN_RAW: u8 = 2;
 const REVIEW_SPEC: u8 = 2;
@@ -227,7 +225,8 @@ impl ReviewedAccess {
             _ => return false,
         };
         let is_same = *resource.gvr.group == *self.group && *resource.gvr.resource == *self.resource;
-        if !is_same || !self.subresource.is_empty() || self.name.len() > NAME_BYTES_MAX {
+        // A selector with a longer name may be too long to be evaluated here.
+        if !is_same || !self.subresource.is_empty() || self.name.len() > ObjectKey::NAME_BYTES_MAX {
             return false;
         }
         let Ok(mut info) = RequestInfo::parse("GET", &resource.gvr.path(), &query) else { return false };

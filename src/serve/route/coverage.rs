@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::feeds::FeedScope;
 use crate::upstream::{ResourceOrigin, UpstreamResource};
-use kubeapi::{FieldSelector, NAME_KEY, RequestInfo};
+use kubeapi::{FieldSelector, Gvr, NAME_KEY, RequestInfo};
 
 /// The operator's choice of resources that feeds may cache.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl CacheCoverage {
         if !self.resources.is_empty() && !self.resources.iter().any(|name| resource.has_name(name)) {
             return Err(NotCoveredReason::NotConfigured);
         }
-        if let Some(kind) = SensitiveKind::from_resource(resource)
+        if let Some(kind) = SensitiveKind::of(&resource.gvr)
             && self.protects(kind)
             && !self.sensitive.contains(&kind)
         {
@@ -93,9 +93,9 @@ impl SensitiveKind {
         }
     }
 
-    fn from_resource(resource: &UpstreamResource) -> Option<Self> {
-        let is_core = resource.gvr.group.is_empty();
-        Self::ALL.into_iter().find(|kind| is_core && *resource.gvr.resource == *kind.as_str())
+    /// Returns the kind of a resource, if it is one of these.
+    pub(crate) fn of(gvr: &Gvr) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| gvr.group.is_empty() && *gvr.resource == *kind.as_str())
     }
 }
 
@@ -126,7 +126,7 @@ fn node_field(resource: &UpstreamResource) -> Option<&'static str> {
 mod tests {
     use super::*;
     use crate::wire::FeedEncoding;
-    use kubeapi::{Gvr, ListPageSource, SelectableFieldTable, UrlQuery};
+    use kubeapi::{ListPageSource, SelectableFieldTable, UrlQuery};
 
     fn resource(group: &str, version: &str, plural: &str) -> UpstreamResource {
         let gvr = Gvr::new(group, version, plural);

@@ -38,6 +38,7 @@ use crate::serve::activity::metrics::WatchMetrics;
 use crate::serve::limits::{ConcurrencyPermit, WatchDeadlineTimer};
 use crate::serve::read::FeedWithRenderer;
 use crate::serve::response::ServedFeedStatus;
+use crate::serve::route::SensitiveKind;
 use crate::wire::{ObjectRevision, Representation, TableColumns, TranscodeError};
 use kubeapi::{EventType, ResourceVersion, Status, WatchTimeout};
 
@@ -251,8 +252,7 @@ impl WatchSession {
 
     /// Whether the watch is on Secrets.
     pub(crate) fn is_of_secrets(&self) -> bool {
-        let gvr = &self.common.feed.spec.key.gvr;
-        gvr.group.is_empty() && &*gvr.resource == "secrets"
+        SensitiveKind::of(&self.common.feed.spec.key.gvr) == Some(SensitiveKind::Secrets)
     }
 
     pub(crate) fn metrics(&self) -> &WatchMetrics {
