@@ -5,7 +5,6 @@ mod documents;
 mod refusal_backoff;
 mod served_resources;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,8 +13,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 pub use self::definitions::{ApiDefinition, ApiDefinitionKind};
-use self::definitions::{CustomResourceDefinitions, DefinedApis};
-use self::documents::{AggregatedDiscoveryList, ApiServices};
+use self::documents::AggregatedDiscoveryList;
 pub use self::refusal_backoff::DocumentRefusalBackoff;
 use self::refusal_backoff::DocumentRefusalStreak;
 use self::served_resources::{DiscoveryFindings, DiscoveryRoot, DiscoveryState, ServedResources};
@@ -221,7 +219,9 @@ impl ResourceCatalog {
             *self.shared.failure.lock() = Some(error.into());
         })?;
         let mut state = self.shared.state.write();
-        let is_hidden = found.requested.definitions && found.custom.is_none() && !state.known.from_feeds.definitions;
+        let is_hidden = found.requested.definitions
+            && found.definitions.definitions.is_none()
+            && !state.known.from_feeds.definitions;
         if is_hidden && state.served.read.definitions {
             // Without the definitions, all custom resources and their watches would be lost.
             if attempts.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX {
@@ -290,19 +290,9 @@ impl ResourceCatalog {
     /// Applies the complete contents of one of the proxy's discovery feeds. After this, they are not requested from
     /// upstream. Returns whether anything changed.
     pub fn apply_feed<'a>(&self, from: ApiDefinitionKind, all: impl Iterator<Item = &'a ApiDefinition>) -> bool {
-        let (mut custom, mut aggregated) = (HashMap::new(), Vec::new());
-        for ApiDefinition(declaration) in all {
-            match declaration {
-                DefinedApis::Custom(defined) => custom.extend(defined.iter().cloned()),
-                DefinedApis::Aggregated(other) => aggregated.extend(other.clone()),
-            }
-        }
         self.mark_changed();
         let mut state = self.shared.state.write();
-        match from {
-            ApiDefinitionKind::Definitions => state.known.custom = Some(custom),
-            ApiDefinitionKind::Services => state.known.aggregated = Some(aggregated),
-        }
+        state.known.define(from, Some(all));
         *state.known.from_feeds.get_mut(from) = true;
         self.shared.refused.lock().get_mut(from).accepted();
         state.recompute()
@@ -325,15 +315,10 @@ impl ResourceCatalog {
             found.protobuf = Some(encoding == Some(FeedEncoding::Protobuf));
         }
         let from_feeds = self.shared.state.read().known.from_feeds;
-        found.requested = PerApiDefinitionKind { definitions: !from_feeds.definitions, services: !from_feeds.services };
         // After discovery, so that a definition created or deleted in between takes effect.
-        if !from_feeds.definitions {
-            let read = self.optional::<CustomResourceDefinitions>(ApiDefinitionKind::Definitions).await?;
-            found.custom = read.map(CustomResourceDefinitions::served);
-        }
-        if !from_feeds.services {
-            let read = self.optional::<ApiServices>(ApiDefinitionKind::Services).await?;
-            found.aggregated = read.map(ApiServices::aggregated);
+        for kind in ApiDefinitionKind::ALL.into_iter().filter(|kind| !from_feeds.get(*kind)) {
+            *found.requested.get_mut(kind) = true;
+            *found.definitions.get_mut(kind) = self.definitions(kind).await?;
         }
         // A failure is ignored, because continue tokens of either spelling are continued.
         found.minor =
@@ -351,20 +336,19 @@ impl ResourceCatalog {
             // A 304 for an unconditional request must not count as an unchanged, empty document.
             return if is_known { Ok(None) } else { Err(UpstreamError::OtherDocument(root.to_owned())) };
         };
-        let list = read::<AggregatedDiscoveryList>(&body).filter(|list| list.kind == "APIGroupDiscoveryList");
+        let list = serde_json::from_slice::<AggregatedDiscoveryList>(&body)
+            .ok()
+            .filter(|list| list.kind == "APIGroupDiscoveryList");
         let missing = || UpstreamError::OtherDocument(format!("aggregated discovery of {root} (Kubernetes 1.30)"));
         let versions = list.ok_or_else(missing)?.into_versions();
         Ok(Some(DiscoveryRoot { etag: headers.get(ETAG).cloned(), versions }))
     }
 
-    /// Fetches a document that the proxy's identity may not be allowed to read. After a refusal, it is not requested
-    /// again soon.
-    async fn optional<T: serde::de::DeserializeOwned>(
-        &self,
-        from: ApiDefinitionKind,
-    ) -> Result<Option<T>, UpstreamError> {
+    /// Lists the objects of a kind, which the proxy's identity may not be allowed to read. After a refusal, they are not
+    /// requested again soon.
+    async fn definitions(&self, from: ApiDefinitionKind) -> Result<Option<Vec<ApiDefinition>>, UpstreamError> {
         let ResourceCatalogShared { policy, refused, .. } = &*self.shared;
-        // A document that was readable last time is requested regardless of later refusals.
+        // A list that was readable last time is requested regardless of later refusals.
         let is_known = *self.reads().get(from);
         if !is_known && refused.lock().get(from).is_backing_off(Instant::now(), *policy) {
             return Ok(None);
@@ -372,7 +356,7 @@ impl ResourceCatalog {
         match self.client.fetch(UpstreamRequestCause::Definitions, &from.gvr().path(), JSON).await {
             Ok((_, body)) => {
                 refused.lock().get_mut(from).accepted();
-                Ok(read(&body))
+                Ok(from.read_list(&body))
             }
             Err(error) if error.code() == Some(403) => {
                 refused.lock().get_mut(from).refused(Instant::now(), *policy);
@@ -408,10 +392,6 @@ impl<T> PerApiDefinitionKind<T> {
             ApiDefinitionKind::Services => &mut self.services,
         }
     }
-}
-
-fn read<T: serde::de::DeserializeOwned>(body: &[u8]) -> Option<T> {
-    serde_json::from_slice(body).ok()
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! The parts of `CustomResourceDefinitions` that the proxy reads, and the contents of single definitions and
 //! APIServices, for code that follows them by a watch.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use super::documents::{ApiService, ServedGroupVersion};
 use kubeapi::Gvr;
@@ -50,6 +50,12 @@ impl ApiDefinitionKind {
         };
         Some(ApiDefinition(apis))
     }
+
+    /// Parses a list of declaring objects.
+    pub(super) fn read_list(self, json: &[u8]) -> Option<Vec<ApiDefinition>> {
+        let ApiDefinitionList { items } = serde_json::from_slice(json).ok()?;
+        items.into_iter().map(|object| self.read(object.get().as_bytes())).collect()
+    }
 }
 
 /// The properties of one served version of a custom resource.
@@ -66,13 +72,13 @@ pub(super) struct CustomResourceVersion {
 }
 
 #[derive(Deserialize)]
-pub(super) struct CustomResourceDefinitions {
-    #[serde(default)]
-    items: Vec<CustomResourceDefinition>,
+struct ApiDefinitionList<'a> {
+    #[serde(borrow, default)]
+    items: Vec<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct CustomResourceDefinition {
+struct CustomResourceDefinition {
     metadata: CrdMetadata,
     spec: CrdSpec,
     #[serde(default)]
@@ -138,16 +144,9 @@ struct CrdCondition {
     status: String,
 }
 
-impl CustomResourceDefinitions {
-    /// Returns every version that is served.
-    pub(super) fn served(self) -> HashMap<Gvr, CustomResourceVersion> {
-        self.items.into_iter().flat_map(CustomResourceDefinition::served).collect()
-    }
-}
-
 impl CustomResourceDefinition {
     /// Returns the versions that are served: none before the definition is established.
-    pub(super) fn served(self) -> impl Iterator<Item = (Gvr, CustomResourceVersion)> {
+    fn served(self) -> impl Iterator<Item = (Gvr, CustomResourceVersion)> {
         let is_established = self.status.is_established();
         let Self { metadata: CrdMetadata { uid, generation }, spec, status } = self;
         let CrdNames { plural, kind, list_kind } = status.accepted_names;
@@ -194,9 +193,9 @@ mod tests {
         })
     }
 
-    fn served(items: &[Value]) -> HashMap<Gvr, CustomResourceVersion> {
-        let list: CustomResourceDefinitions = serde_json::from_value(json!({"items": items})).expect("a list");
-        list.served()
+    fn served(items: &[Value]) -> Vec<DefinedApis> {
+        let list = ApiDefinitionKind::Definitions.read_list(json!({"items": items}).to_string().as_bytes());
+        list.expect("a list").into_iter().map(|ApiDefinition(apis)| apis).collect()
     }
 
     #[test]
@@ -208,7 +207,8 @@ mod tests {
             namespaced: false,
             selectable: vec![".spec.a".to_owned()],
         };
-        assert_eq!(served(&[definition("True")]), HashMap::from([(Gvr::new("g.io", "v2", "mice"), expected)]));
+        let expected = DefinedApis::Custom(vec![(Gvr::new("g.io", "v2", "mice"), expected)]);
+        assert_eq!(served(&[definition("True")]), [expected]);
     }
 
     #[test]
@@ -217,6 +217,6 @@ mod tests {
         young["status"] = json!({"conditions": null, "acceptedNames": {"plural": "", "kind": ""}});
         let mut newborn = definition("True");
         newborn.as_object_mut().expect("an object").remove("status");
-        assert_eq!(served(&[definition("False"), young, newborn]), HashMap::new());
+        assert_eq!(served(&[definition("False"), young, newborn]), [const { DefinedApis::Custom(Vec::new()) }; 3]);
     }
 }

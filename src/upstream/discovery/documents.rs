@@ -95,12 +95,6 @@ impl AggregatedDiscoveryList {
 }
 
 #[derive(Deserialize)]
-pub(super) struct ApiServices {
-    #[serde(default)]
-    items: Vec<ApiService>,
-}
-
-#[derive(Deserialize)]
 pub(super) struct ApiService {
     spec: ApiServiceSpec,
 }
@@ -112,13 +106,6 @@ struct ApiServiceSpec {
     #[serde(default)]
     version: String,
     service: Option<serde::de::IgnoredAny>,
-}
-
-impl ApiServices {
-    /// Returns all APIs that other servers behind the aggregation layer serve.
-    pub(super) fn aggregated(self) -> Vec<ServedGroupVersion> {
-        self.items.into_iter().filter_map(ApiService::aggregated).collect()
-    }
 }
 
 impl ApiService {

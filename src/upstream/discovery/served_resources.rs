@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::HeaderValue;
 
-use super::definitions::CustomResourceVersion;
+use super::definitions::{ApiDefinition, ApiDefinitionKind, CustomResourceVersion, DefinedApis};
 use super::documents::{DiscoveredResource, GroupVersionResources, ServedGroupVersion};
 use super::{PerApiDefinitionKind, ResourceOrigin, UpstreamResource};
 use crate::wire::{FeedEncoding, is_builtin_group_version};
@@ -69,10 +69,9 @@ pub(super) struct DiscoveryFindings {
     pub(super) roots: [Option<DiscoveryRoot>; 2],
     pub(super) protobuf: Option<bool>,
     pub(super) minor: Option<u32>,
-    /// The documents that were requested. If the contents of a requested one are `None`, the proxy may not read it.
+    /// The lists that were requested. If the contents of a requested one are `None`, the proxy may not read it.
     pub(super) requested: PerApiDefinitionKind<bool>,
-    pub(super) custom: Option<HashMap<Gvr, CustomResourceVersion>>,
-    pub(super) aggregated: Option<Vec<ServedGroupVersion>>,
+    pub(super) definitions: PerApiDefinitionKind<Option<Vec<ApiDefinition>>>,
 }
 
 /// The resources that upstream serves, combined from all discovery documents.
@@ -95,11 +94,30 @@ impl DiscoveryState {
         }
         self.protobuf = found.protobuf.unwrap_or(self.protobuf);
         self.minor = found.minor.or(self.minor);
-        if found.requested.definitions && !self.from_feeds.definitions {
-            self.custom = found.custom;
+        for kind in ApiDefinitionKind::ALL {
+            if *found.requested.get(kind) && !*self.from_feeds.get(kind) {
+                self.define(kind, found.definitions.get(kind).as_ref());
+            }
         }
-        if found.requested.services && !self.from_feeds.services {
-            self.aggregated = found.aggregated;
+    }
+
+    /// Replaces what all objects of a kind declare; `None` if the proxy may not read them.
+    pub(super) fn define<'a>(
+        &mut self,
+        kind: ApiDefinitionKind,
+        all: Option<impl IntoIterator<Item = &'a ApiDefinition>>,
+    ) {
+        let is_read = all.is_some();
+        let (mut custom, mut aggregated) = (HashMap::new(), Vec::new());
+        for ApiDefinition(apis) in all.into_iter().flatten() {
+            match apis {
+                DefinedApis::Custom(defined) => custom.extend(defined.iter().cloned()),
+                DefinedApis::Aggregated(other) => aggregated.extend(other.clone()),
+            }
+        }
+        match kind {
+            ApiDefinitionKind::Definitions => self.custom = is_read.then_some(custom),
+            ApiDefinitionKind::Services => self.aggregated = is_read.then_some(aggregated),
         }
     }
 
