@@ -83,8 +83,8 @@ pub struct CertificateIdentity {
 pub struct PeerCertChain {
     chain: CertificateChain,
     id: OnceLock<CredentialId>,
-    as_client: Mutex<Option<CachedVerification>>,
-    as_proxy: Mutex<Option<CachedVerification>>,
+    /// The last verification in each role.
+    verified: [Mutex<Option<CachedVerification>>; CertificateAuthorityRole::COUNT],
 }
 
 /// The result of a chain's verification, valid for one set of authorities and a period.
@@ -123,15 +123,10 @@ pub enum CertificateAuthorityRole {
     FrontProxy,
 }
 
-/// Keeps two sets of authorities apart: an authority in both would make every client a front proxy.
+/// Keeps the sets of authorities of both roles apart, by their keys: an authority in both would make every client a
+/// front proxy.
 #[derive(Debug, Clone, Default)]
-pub struct CaOverlapChecker(Arc<Mutex<ClientAndProxyCas>>);
-
-#[derive(Debug, Default)]
-struct ClientAndProxyCas {
-    clients: Vec<Vec<u8>>,
-    proxies: Vec<Vec<u8>>,
-}
+pub struct CaOverlapChecker(Arc<Mutex<[Vec<Vec<u8>>; CertificateAuthorityRole::COUNT]>>);
 
 /// The same authority would be trusted for clients and for front proxies.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -248,6 +243,8 @@ impl CertificateAuthorities {
 }
 
 impl CertificateAuthorityRole {
+    const COUNT: usize = 2;
+
     /// For logs.
     pub(super) fn as_str(self) -> &'static str {
         match self {
@@ -267,24 +264,19 @@ impl CaOverlapChecker {
         role: CertificateAuthorityRole,
         authorities: &CertificateAuthorities,
     ) -> Result<(), CaOverlapError> {
-        let mut sides = self.0.lock();
-        let ClientAndProxyCas { clients, proxies } = &mut *sides;
-        let (own, others) = match role {
-            CertificateAuthorityRole::Client => (clients, proxies),
-            CertificateAuthorityRole::FrontProxy => (proxies, clients),
-        };
-        let keys: Vec<_> = authorities.keys().map(<[u8]>::to_vec).collect();
-        if keys.iter().any(|key| others.contains(key)) {
+        let mut all = self.0.lock();
+        let (own, keys) = (role as usize, authorities.keys().map(<[u8]>::to_vec).collect::<Vec<_>>());
+        if keys.iter().any(|key| all[1 - own].contains(key)) {
             return Err(CaOverlapError);
         }
-        *own = keys;
+        all[own] = keys;
         Ok(())
     }
 }
 
 impl PeerCertChain {
     pub fn new(chain: CertificateChain) -> Self {
-        Self { chain, id: OnceLock::new(), as_client: Mutex::new(None), as_proxy: Mutex::new(None) }
+        Self { chain, id: OnceLock::new(), verified: Default::default() }
     }
 
     /// Returns the chain's identifier, which is computed once.
@@ -302,10 +294,7 @@ impl PeerCertChain {
         authorities: &CertificateAuthorities,
         now: SystemTime,
     ) -> Result<CertificateIdentity, CertificateRejection> {
-        let mut cached = match role {
-            CertificateAuthorityRole::Client => self.as_client.lock(),
-            CertificateAuthorityRole::FrontProxy => self.as_proxy.lock(),
-        };
+        let mut cached = self.verified[role as usize].lock();
         if let Some(cached) = cached.as_ref().filter(|cached| cached.is_valid(authorities, now)) {
             return cached.holder.clone();
         }

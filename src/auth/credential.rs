@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 
 use super::PeerCertChain;
 use crate::net::{ConnectionPeer, PeerAddress};
-use kubeapi::User;
+use kubeapi::{User, unescape};
 
 /// The sender of a request: its address and its certificates.
 #[derive(Debug, Clone)]
@@ -194,20 +194,8 @@ pub fn front_proxy_user(headers: &HeaderMap) -> Option<User> {
 
 /// Decodes the key of an extra from a header name. A badly escaped key stays as it is.
 pub(super) fn unescaped(key: &str) -> String {
-    let mut bytes = Vec::with_capacity(key.len());
-    let mut rest = key.as_bytes();
-    while let [first, tail @ ..] = rest {
-        rest = tail;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
-        }
-        let digit = |at: usize| tail.get(at).and_then(|byte| char::from(*byte).to_digit(16));
-        let (Some(high), Some(low)) = (digit(0), digit(1)) else { return key.to_owned() };
-        bytes.push(u8::try_from(high << 4 | low).expect("two digits"));
-        rest = &tail[2..];
-    }
-    String::from_utf8(bytes).unwrap_or_else(|_| key.to_owned())
+    let decoded = unescape(key, false).filter(|(_, is_exact)| *is_exact);
+    decoded.map_or_else(|| key.to_owned(), |(text, _)| text)
 }
 
 /// Returns a header's value, if it is UTF-8. Names and groups need not be ASCII.

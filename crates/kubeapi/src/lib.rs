@@ -53,7 +53,7 @@ pub use gvr::Gvr;
 pub use key::ObjectKey;
 pub use labels::{LabelOperator, LabelSelector, LabelSelectorRequirement, SELECTOR_BYTES_MAX};
 pub use list_options::{ListOptions, ListPlan, ResourceVersionMatch, WatchStart, WatchTimeout};
-pub use query::{QUERY_PAIRS_MAX, UrlQuery};
+pub use query::{QUERY_PAIRS_MAX, UrlQuery, unescape};
 pub use request_info::{RequestInfo, RequestInfoError, RequestVerb, targets_workload};
 pub use selector::Selector;
 pub use status::{Status, StatusCause, StatusDecodeError, StatusDetails, StatusMetadata};

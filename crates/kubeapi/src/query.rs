@@ -89,7 +89,7 @@ impl UrlQuery {
 
 /// Percent-decodes like Go's `url.unescape`; `None` if Go reports an invalid escape. Also returns whether the text is
 /// exact, because it may not be UTF-8.
-pub(super) fn unescape(text: &str, plus_is_space: bool) -> Option<(String, bool)> {
+pub fn unescape(text: &str, plus_is_space: bool) -> Option<(String, bool)> {
     if memchr::memchr2(b'%', b'+', text.as_bytes()).is_none() {
         return Some((text.to_owned(), true));
     }
