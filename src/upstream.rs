@@ -16,6 +16,7 @@ mod endpoints;
 mod error;
 mod forward;
 mod identity_headers;
+mod list_page;
 mod metrics;
 mod peer;
 mod plugins;
@@ -47,6 +48,7 @@ pub use forward::{RequestForwarder, strip_hop_by_hop};
 pub use identity_headers::{
     AmbiguousHeaders, CredentialId, RequestIdentity, inspect, is_front_proxy_header, is_impersonation,
 };
+pub use list_page::{JsonListPage, parse_json};
 pub use metrics::describe;
 pub use peer::UpstreamServer;
 pub use plugins::{CredentialPluginRunner, run_plugins_by};

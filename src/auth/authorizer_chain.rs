@@ -3,26 +3,12 @@
 //! They review the proxy's own account, and a sample of the subjects of bindings. They show an authorizer that denies
 //! or allows one of these accesses. One that denies only other accesses is not found.
 
-use serde::Deserialize;
-use serde_json::value::RawValue;
-
 use super::{AccessDecider, MASTERS, RbacEvent, RbacKind, RbacPolicy};
 use crate::preflight::{CheckFinding, CheckOutcome};
-use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamClient, UpstreamError, UpstreamRequestCause};
+use crate::upstream::{
+    AccessReviewResult, JsonListPage, ReviewClient, UpstreamClient, UpstreamError, UpstreamRequestCause, parse_json,
+};
 use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes, User, denied_access};
-
-#[derive(Deserialize)]
-struct RbacListPage<'a> {
-    metadata: RbacListMetadata,
-    #[serde(borrow, default)]
-    items: Vec<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct RbacListMetadata {
-    #[serde(default, rename = "continue")]
-    next: String,
-}
 
 /// An access that RBAC, evaluated here, and the apiserver have decided.
 struct ReviewedAccessSample {
@@ -118,15 +104,15 @@ async fn load(client: &UpstreamClient, kind: RbacKind, policy: &mut RbacPolicy) 
         let path = format!("/apis/rbac.authorization.k8s.io/v1/{}?limit={PAGE_LIMIT}{next}", kind.resource());
         let (_, body) = client.fetch(UpstreamRequestCause::Rbac, &path, "application/json").await?;
         let unreadable = || UpstreamError::OtherDocument(path.clone());
-        let page: RbacListPage<'_> = serde_json::from_slice(&body).map_err(|_| unreadable())?;
+        let page: JsonListPage<'_> = parse_json(&body, &path)?;
         for item in page.items {
             policy.apply(kind, RbacEvent::added(item.get()).ok_or_else(unreadable)?);
         }
-        if page.metadata.next.is_empty() {
+        let Some(token) = page.metadata.continue_.filter(|token| !token.is_empty()) else {
             policy.set_loaded(kind);
             return Ok(());
-        }
-        next = format!("&continue={}", page.metadata.next);
+        };
+        next = format!("&continue={token}");
     }
     Err(SampleError::TooMany(kind))
 }

@@ -1,9 +1,7 @@
 use std::cmp::Reverse;
 
-use serde::Deserialize;
-
 use super::{CachedResource, CheckFinding};
-use crate::upstream::{UpstreamClient, UpstreamError, UpstreamRequestCause};
+use crate::upstream::{JsonListPage, METADATA_LIST, UpstreamClient, UpstreamError, UpstreamRequestCause};
 
 /// The number of objects of a resource, and their size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -13,24 +11,7 @@ struct ResourceSize {
     bytes: u64,
 }
 
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct SizeListPage<'a> {
-    metadata: SizeListMetadata,
-    #[serde(borrow)]
-    items: Vec<&'a serde_json::value::RawValue>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase", default)]
-struct SizeListMetadata {
-    remaining_item_count: Option<u64>,
-    #[serde(rename = "continue")]
-    token: String,
-}
-
 const AREA: &str = "sizes";
-const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 /// The maximum number of resources to measure, and to report, the largest first.
 const MEASURED_MAX: usize = 100;
 const REPORTED_MAX: usize = 12;
@@ -100,18 +81,19 @@ async fn size(client: &UpstreamClient, item: &CachedResource) -> Result<Option<R
         Err(error) if error.code().is_some_and(|code| code < 500) => Ok(None),
         Err(error) => Err(error),
     };
-    let Some(first) = fetch(1, METADATA).await? else { return Ok(None) };
+    let Some(first) = fetch(1, METADATA_LIST).await? else { return Ok(None) };
     let Some(full) = fetch(SAMPLE, "application/json").await? else { return Ok(None) };
     Ok(Some(measured(&first, &full)))
 }
 
 fn measured(first: &[u8], full: &[u8]) -> ResourceSize {
-    let [first, full] = [first, full].map(|body| serde_json::from_slice::<SizeListPage<'_>>(body).unwrap_or_default());
+    let [first, full] = [first, full].map(|body| serde_json::from_slice::<JsonListPage<'_>>(body).unwrap_or_default());
     let sampled = full.items.len() as u64;
     let bytes = full.items.iter().map(|object| object.get().len() as u64).sum::<u64>().checked_div(sampled);
     // With a selector, upstream returns no count: there are at least as many objects as were sent.
-    let counted = first.metadata.remaining_item_count.map(|left| left + first.items.len() as u64);
-    let objects = counted.unwrap_or(if first.metadata.token.is_empty() { first.items.len() as u64 } else { sampled });
+    let counted = first.metadata.remaining_item_count.map(|left| left.unsigned_abs() + first.items.len() as u64);
+    let is_whole = first.metadata.continue_.is_none_or(|token| token.is_empty());
+    let objects = counted.unwrap_or(if is_whole { first.items.len() as u64 } else { sampled });
     ResourceSize { objects, bytes: bytes.unwrap_or_default() }
 }
 

@@ -13,8 +13,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::client::{ConnectionTarget, post_json, read_whole};
-use super::{BODY_BYTES_MAX, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind};
+use super::list_page::{JsonListPage, parse_json};
+use super::{UpstreamClient, UpstreamError, UpstreamRequestCause};
 use kubeapi::{AccessAttributes, AccessTarget, User};
 
 /// The result of a token review.
@@ -42,11 +42,6 @@ pub struct ListedObject {
     pub version: String,
     pub uid: String,
     pub is_deleting: bool,
-}
-
-#[derive(Deserialize)]
-struct MetadataList {
-    items: Vec<PartialObject>,
 }
 
 #[derive(Deserialize)]
@@ -133,8 +128,10 @@ impl ReviewClient for UpstreamClient {
     fn read_object<'a>(&'a self, list_url: &'a str) -> ReviewFuture<'a, Option<ListedObject>> {
         Box::pin(async move {
             let (_, body) = self.fetch(UpstreamRequestCause::DecisionCheck, list_url, METADATA_LIST).await?;
-            let list = parse::<MetadataList>(&body).ok_or_else(|| UpstreamError::OtherDocument(list_url.to_owned()))?;
-            Ok(list.items.into_iter().next().map(|PartialObject { metadata }| ListedObject {
+            let list: JsonListPage<'_> = parse_json(&body, list_url)?;
+            let Some(first) = list.items.first() else { return Ok(None) };
+            let PartialObject { metadata } = parse_json(first.get().as_bytes(), list_url)?;
+            Ok(Some(ListedObject {
                 version: metadata.resource_version.unwrap_or_default(),
                 uid: metadata.uid.unwrap_or_default(),
                 is_deleting: metadata.deletion_timestamp.is_some(),
@@ -174,18 +171,14 @@ impl UpstreamClient {
         review: &R,
     ) -> Result<R, UpstreamError> {
         let body = serde_json::to_vec(review).map_err(|_| UpstreamError::InvalidRequest(path.to_owned()))?;
-        let response = self
-            .send_request(cause, ConnectionTarget::Any(UpstreamRequestKind::Short), path, post_json(), body.into())
-            .await?;
-        let body = read_whole(response.into_body(), BODY_BYTES_MAX, |_| Ok(())).await?;
-        parse(&body).ok_or_else(|| UpstreamError::OtherDocument(path.to_owned()))
+        parse_json(&self.review(cause, path, None, body.into()).await?, path)
     }
 }
 
 impl TokenReviewResult {
     /// Parses a `TokenReview` response; returns `None` if it is not one.
     pub fn parse(response: &[u8]) -> Option<Self> {
-        Some(Self::from_status(parse::<TokenReview>(response)?.status.unwrap_or_default()))
+        Some(Self::from_status(serde_json::from_slice::<TokenReview>(response).ok()?.status.unwrap_or_default()))
     }
 
     /// Converts the status of a TokenReview. Only `authenticated: true` with a name authenticates a user: a response
@@ -201,7 +194,9 @@ impl TokenReviewResult {
 impl AccessReviewResult {
     /// Parses a `SubjectAccessReview` response; returns `None` if it is not one.
     pub fn parse(response: &[u8]) -> Option<Self> {
-        Some(Self::from_status(parse::<SubjectAccessReview>(response)?.status.unwrap_or_default()))
+        Some(Self::from_status(
+            serde_json::from_slice::<SubjectAccessReview>(response).ok()?.status.unwrap_or_default(),
+        ))
     }
 
     /// Whether the reason of an allow decision names RBAC.
@@ -223,10 +218,6 @@ impl AccessReviewResult {
 }
 
 /// Parses a review and drops serde's error, because it could quote credentials.
-fn parse<A: DeserializeOwned>(response: &[u8]) -> Option<A> {
-    serde_json::from_slice(response).ok()
-}
-
 fn user(info: UserInfo) -> User {
     User {
         name: info.username.unwrap_or_default(),

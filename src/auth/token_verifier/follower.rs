@@ -11,7 +11,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::bound_objects::{BoundKind, BoundObjects, key, parse_uid};
 use super::keys::TokenKeys;
-use crate::upstream::{METADATA_LIST, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind};
+use crate::upstream::{
+    JsonListPage, METADATA_LIST, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind, parse_json,
+};
 use crate::wire::{FeedEncoding, FrameSplitter};
 use base::{Backoff, BackoffBounds};
 
@@ -25,21 +27,6 @@ pub(super) struct BoundObjectFollower {
     pub(super) node: Option<Arc<str>>,
     /// How long the kind is followed after its last use.
     pub(super) idle_max: Duration,
-}
-
-#[derive(Deserialize)]
-struct ObjectList {
-    metadata: ListMetadata,
-    #[serde(default)]
-    items: Vec<PartialObject>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ListMetadata {
-    resource_version: String,
-    #[serde(default, rename = "continue")]
-    next: String,
 }
 
 #[derive(Deserialize)]
@@ -147,18 +134,20 @@ impl BoundObjectFollower {
         self.objects.begin_list(self.kind);
         loop {
             let path = self.path(&format!("limit={PAGE_LIMIT}{next}"));
-            let list: ObjectList = parse(&self.page(&path).await?, &path)?;
-            for object in list.items {
-                self.put(object.metadata)?;
+            let page = self.page(&path).await?;
+            let JsonListPage { metadata, items } = parse_json(&page, &path)?;
+            for object in items {
+                let PartialObject { metadata } = parse_json(object.get().as_bytes(), &path)?;
+                self.put(metadata)?;
             }
-            if list.metadata.next.is_empty() {
-                let version = parse_version(&list.metadata.resource_version, &path)?;
+            let Some(token) = metadata.continue_.filter(|token| !token.is_empty()) else {
+                let version = parse_version(&metadata.resource_version.unwrap_or_default(), &path)?;
                 let (resource, objects) = (self.kind.resource(), self.objects.end_list(self.kind));
                 tracing::info!(resource, objects, version, "objects that tokens are bound to are known");
                 return Ok(version);
-            }
+            };
             // Tokens are base64url without padding, so they need no escaping.
-            let continued = format!("&continue={}", list.metadata.next);
+            let continued = format!("&continue={token}");
             if continued == next {
                 return Err(UpstreamError::EndlessPages);
             }
@@ -198,9 +187,9 @@ impl BoundObjectFollower {
 
     /// Applies an event after version `before`. Returns its version.
     fn apply(&self, frame: &[u8], before: u64, path: &str) -> Result<u64, UpstreamError> {
-        let WatchEvent { event_type, object } = parse(frame, path)?;
+        let WatchEvent { event_type, object } = parse_json(frame, path)?;
         // An ERROR event, such as an expired version, has another object and ends the watch.
-        let PartialObject { metadata } = parse(object.get().as_bytes(), path)?;
+        let PartialObject { metadata } = parse_json(object.get().as_bytes(), path)?;
         let version = parse_version(&metadata.resource_version, path)?;
         match event_type {
             // Another server, or a restored storage.
@@ -228,10 +217,6 @@ impl BoundObjectFollower {
         };
         format!("/api/v1/{}?{query}{selector}", self.kind.resource())
     }
-}
-
-fn parse<'a, T: Deserialize<'a>>(document: &'a [u8], path: &str) -> Result<T, UpstreamError> {
-    serde_json::from_slice(document).map_err(|_| UpstreamError::OtherDocument(path.to_owned()))
 }
 
 fn parse_version(version: &str, path: &str) -> Result<u64, UpstreamError> {

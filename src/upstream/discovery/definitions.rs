@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use serde::Deserialize;
-use serde_json::value::RawValue;
 
+use super::super::JsonListPage;
 use super::documents::{ApiService, ServedGroupVersion};
 use kubeapi::Gvr;
 
@@ -53,7 +53,7 @@ impl ApiDefinitionKind {
 
     /// Parses a list of declaring objects.
     pub(super) fn read_list(self, json: &[u8]) -> Option<Vec<ApiDefinition>> {
-        let ApiDefinitionList { items } = serde_json::from_slice(json).ok()?;
+        let JsonListPage { items, .. } = serde_json::from_slice(json).ok()?;
         items.into_iter().map(|object| self.read(object.get().as_bytes())).collect()
     }
 }
@@ -69,12 +69,6 @@ pub(super) struct CustomResourceVersion {
     pub(super) namespaced: bool,
     /// The JSON paths of the selectable fields (KEP-4358).
     pub(super) selectable: Vec<String>,
-}
-
-#[derive(Deserialize)]
-struct ApiDefinitionList<'a> {
-    #[serde(borrow, default)]
-    items: Vec<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -194,7 +188,8 @@ mod tests {
     }
 
     fn served(items: &[Value]) -> Vec<DefinedApis> {
-        let list = ApiDefinitionKind::Definitions.read_list(json!({"items": items}).to_string().as_bytes());
+        let list =
+            ApiDefinitionKind::Definitions.read_list(json!({"metadata": {}, "items": items}).to_string().as_bytes());
         list.expect("a list").into_iter().map(|ApiDefinition(apis)| apis).collect()
     }
 
