@@ -150,7 +150,6 @@ impl ScheduledConnection {
             }
             PollDecision::YieldToOthers(recorder) => {
                 // `yield_now` defers the wake-up until the runtime has polled its driver and run every ready task.
-                let recorder = Waker::from(recorder);
                 let _ = pin!(yield_now()).poll(&mut Context::from_waker(&recorder));
                 Poll::Pending
             }

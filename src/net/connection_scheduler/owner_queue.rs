@@ -1,12 +1,11 @@
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Wake, Waker};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::net::connections_by_owner::ConnectionOwner;
+use base::RecordingWaker;
 
 /// The recent CPU use of each owner on a core, and the connections that wait.
 #[derive(Debug)]
@@ -15,7 +14,7 @@ pub(super) struct ConnectionOwnerQueues {
     /// The owners with a waiting connection, the next one first.
     order: VecDeque<ConnectionOwner>,
     /// The waker of the next connection, while all other tasks run before it.
-    yielding: Option<Arc<YieldWaker>>,
+    yielding: Option<RecordingWaker>,
     tickets: u64,
     waiting: usize,
     /// The number of queues at which those without state are removed.
@@ -50,14 +49,7 @@ pub(super) enum PollDecision {
     WakeNext(Waker),
     /// The connection is next, and is polled after this waker has woken its task. All other tasks that can run go
     /// first.
-    YieldToOthers(Arc<YieldWaker>),
-}
-
-/// A waker that wakes a task and records that it did.
-#[derive(Debug)]
-pub(super) struct YieldWaker {
-    has_woken: AtomicBool,
-    task: Waker,
+    YieldToOthers(Waker),
 }
 
 /// The CPU time that one owner gets before all other tasks run.
@@ -105,8 +97,9 @@ impl ConnectionOwnerQueues {
             queue.waiting[at].1.clone_from(waker);
             return PollDecision::Wait;
         }
-        if let Some(yielding) = &self.yielding {
-            if !yielding.has_woken() {
+        let cx = Context::from_waker(waker);
+        if let Some(yielding) = &mut self.yielding {
+            if !yielding.take_woken(&cx) {
                 // Another waker has woken the task.
                 return PollDecision::Wait;
             }
@@ -119,9 +112,9 @@ impl ConnectionOwnerQueues {
             }
         }
         if queue.cpu_used >= SLICE {
-            let yielding = YieldWaker::of(waker);
-            self.yielding = Some(yielding.clone());
-            return PollDecision::YieldToOthers(yielding);
+            let mut yielding = RecordingWaker::new_woken();
+            yielding.take_woken(&cx);
+            return PollDecision::YieldToOthers(self.yielding.insert(yielding).waker().clone());
         }
         self.remove(owner, 0);
         *ticket = None;
@@ -227,26 +220,5 @@ impl ConnectionOwnerQueue {
 
     fn index_of(&self, number: u64) -> Result<usize, usize> {
         self.waiting.binary_search_by_key(&number, |(number, _)| *number)
-    }
-}
-
-impl YieldWaker {
-    fn of(task: &Waker) -> Arc<Self> {
-        Arc::new(Self { has_woken: AtomicBool::new(false), task: task.clone() })
-    }
-
-    fn has_woken(&self) -> bool {
-        self.has_woken.load(Ordering::Acquire)
-    }
-}
-
-impl Wake for YieldWaker {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.has_woken.store(true, Ordering::Release);
-        self.task.wake_by_ref();
     }
 }
