@@ -13,9 +13,7 @@ use std::sync::Arc;
 use tokio::time::sleep;
 
 pub use self::selector::EndpointTimings;
-pub(super) use self::selector::{
-    EndpointEvent, EndpointNextStep, EndpointSelector, EndpointSwitch, EndpointSwitchCause,
-};
+pub(super) use self::selector::{EndpointNextStep, EndpointSelector, EndpointSwitch, EndpointSwitchCause};
 use super::{ServerUrl, UpstreamError};
 use tokio::sync::watch;
 

@@ -1,11 +1,11 @@
 //! Sends readiness checks to the servers of upstream, if there are several and one may have failed.
 
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
-use super::endpoints::{EndpointEvent, EndpointNextStep, EndpointSelector, EndpointSwitch, UpstreamEndpoints};
+use super::endpoints::{EndpointNextStep, EndpointSelector, EndpointSwitch, UpstreamEndpoints};
 use super::metrics::EndpointMetrics;
 use super::{UpstreamClient, UpstreamError};
-use base::random;
+use base::{random, sleep_until_opt};
 
 /// The readiness endpoint, which an apiserver serves without reading any object.
 const READYZ: &str = "/readyz";
@@ -21,35 +21,30 @@ impl UpstreamClient {
         let (servers, timings) = (endpoints.servers().len(), endpoints.times().clone());
         let mut selector = EndpointSelector::new(servers, timings, random::f64(), Instant::now());
         let mut failures = endpoints.failures();
-        let mut event = EndpointEvent::Due;
         let mut reason = String::new();
         loop {
-            let decision = selector.next(event, Instant::now());
-            if let Some(switch) = decision.switch {
-                let EndpointSwitch { from, to, cause } = switch;
-                endpoints.switch(switch);
-                metrics.switched(switch);
-                let ([from, to], reason) = ([from, to].map(|at| &endpoints.servers()[at]), std::mem::take(&mut reason));
-                tracing::warn!(%from, %to, cause = cause.as_str(), reason, "switched to another upstream server");
-                // Wakes tasks that wait until upstream is reachable again.
-                self.record_response();
-            }
-            event = match decision.next {
+            match selector.next_step(Instant::now()) {
                 EndpointNextStep::Check(at) => {
                     let result = self.is_ready(at, &endpoints).await;
                     if let (Err(error), true) = (&result, at == selector.current()) {
                         reason.clone_from(error);
                     }
-                    EndpointEvent::CheckResult { is_ready: result.is_ok() }
+                    if let Some(switch) = selector.on_check_result(result.is_ok(), Instant::now()) {
+                        endpoints.switch(switch);
+                        metrics.switched(switch);
+                        let EndpointSwitch { from, to, cause } = switch;
+                        let [from, to] = [from, to].map(|at| &endpoints.servers()[at]);
+                        let (cause, reason) = (cause.as_str(), std::mem::take(&mut reason));
+                        tracing::warn!(%from, %to, cause, reason, "switched to another upstream server");
+                        // Wakes tasks that wait until upstream is reachable again.
+                        self.record_response();
+                    }
                 }
-                EndpointNextStep::Wait(None) => {
-                    EndpointEvent::Failure { at: UpstreamEndpoints::next_failure(&mut failures).await }
-                }
-                EndpointNextStep::Wait(Some(due)) => tokio::select! {
-                    at = UpstreamEndpoints::next_failure(&mut failures) => EndpointEvent::Failure { at },
-                    () = sleep_until(due) => EndpointEvent::Due,
+                EndpointNextStep::Wait(due) => tokio::select! {
+                    at = UpstreamEndpoints::next_failure(&mut failures) => selector.on_failure(at, Instant::now()),
+                    () = sleep_until_opt(due) => {}
                 },
-            };
+            }
         }
     }
 

@@ -61,8 +61,11 @@ pub(in crate::upstream) struct EndpointSelector {
     /// time.
     spread: f64,
     current: usize,
-    selected: SelectedEndpoint,
-    check: EndpointCheckState,
+    /// When the server in use replaced another one because it is preferred, if it did.
+    preferred_since: Option<Instant>,
+    /// The server that is being checked, and why it would be used: because the one in use may have failed, which may be
+    /// that one, or because it is preferred.
+    check: Option<(usize, EndpointSwitchCause)>,
     /// The time of the next check of the server in use, and then of the others.
     check_due: Option<Instant>,
     /// The earliest time of the next check because of a sign of failure.
@@ -80,39 +83,11 @@ pub(in crate::upstream) struct EndpointSelector {
     failed_failbacks: u32,
 }
 
-/// The time and the reason of the selection of the server in use.
-#[derive(Debug, Clone, Copy)]
-struct SelectedEndpoint {
-    at: Instant,
-    by: Option<EndpointSwitchCause>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum EndpointCheckState {
-    /// No readiness check is in progress.
-    Nothing,
-    /// A server is being checked because the one in use may have failed. It may be that one.
-    Checking { checked: usize },
-    /// A server is being checked because it is preferred to the one in use.
-    Failback { checked: usize },
-}
-
 /// The number of occurrences of an event without a calm time in between.
 #[derive(Debug, Default)]
 struct EndpointRepeatCount {
     times: u32,
     last: Option<Instant>,
-}
-
-/// An input of the selection among upstream servers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::upstream) enum EndpointEvent {
-    /// A request to the server failed, or is slow.
-    Failure { at: usize },
-    /// The requested readiness check has finished.
-    CheckResult { is_ready: bool },
-    /// The requested delay is over.
-    Due,
 }
 
 /// The next action of the selection.
@@ -141,13 +116,6 @@ pub(in crate::upstream) struct EndpointSwitch {
     pub(in crate::upstream) cause: EndpointSwitchCause,
 }
 
-/// The result of an input: a switch, and the next action.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::upstream) struct EndpointDecision {
-    pub(in crate::upstream) switch: Option<EndpointSwitch>,
-    pub(in crate::upstream) next: EndpointNextStep,
-}
-
 /// The number of checks that a preferred server must pass, besides the first.
 const CANDIDATE_CHECKS: u32 = 3;
 
@@ -159,8 +127,8 @@ impl EndpointSelector {
             times,
             spread,
             current: 0,
-            selected: SelectedEndpoint { at: now, by: None },
-            check: EndpointCheckState::Nothing,
+            preferred_since: None,
+            check: None,
             check_due: None,
             failures_ignored_until: now,
             failback_due: None,
@@ -178,80 +146,59 @@ impl EndpointSelector {
         self.current
     }
 
-    pub(in crate::upstream) fn next(&mut self, event: EndpointEvent, now: Instant) -> EndpointDecision {
-        let mut switch = None;
-        match event {
-            EndpointEvent::Failure { at } => self.on_failure(at, now),
-            EndpointEvent::CheckResult { is_ready } => switch = self.on_check_result(is_ready, now),
-            EndpointEvent::Due => {}
-        }
-        EndpointDecision { switch, next: self.check_or_wait(now) }
-    }
-
     /// Handles a sign that a server has failed. It is ignored if the server is not in use or a check is in progress. It
     /// is also ignored if no server is ready, because all are checked then anyway.
-    fn on_failure(&mut self, at: usize, now: Instant) {
-        let is_checking = matches!(self.check, EndpointCheckState::Checking { .. }) || self.rounds > 0;
+    pub(in crate::upstream) fn on_failure(&mut self, at: usize, now: Instant) {
+        let is_checking = matches!(self.check, Some((_, EndpointSwitchCause::Failed))) || self.rounds > 0;
         if at == self.current && !is_checking {
             self.check_due.get_or_insert(self.failures_ignored_until.max(now));
         }
     }
 
-    fn check_or_wait(&mut self, now: Instant) -> EndpointNextStep {
-        if self.check == EndpointCheckState::Nothing {
-            let is_due = |due: Option<Instant>| due.is_some_and(|due| due <= now);
-            if is_due(self.check_due) {
-                self.check_due = None;
-                self.check = EndpointCheckState::Checking { checked: self.current };
-            } else if self.rounds == 0 && is_due(self.failback_due) {
-                self.failback_due = None;
-                self.check = EndpointCheckState::Failback { checked: 0 };
-            }
+    pub(in crate::upstream) fn next_step(&mut self, now: Instant) -> EndpointNextStep {
+        let is_due = |due: Option<Instant>| due.is_some_and(|due| due <= now);
+        if self.check.is_none() && is_due(self.check_due) {
+            self.check_due = None;
+            self.check = Some((self.current, EndpointSwitchCause::Failed));
+        } else if self.check.is_none() && self.rounds == 0 && is_due(self.failback_due) {
+            self.failback_due = None;
+            self.check = Some((0, EndpointSwitchCause::Preferred));
         }
-        match self.check {
-            EndpointCheckState::Checking { checked } | EndpointCheckState::Failback { checked } => {
-                EndpointNextStep::Check(checked)
-            }
-            EndpointCheckState::Nothing => {
-                let failback = self.failback_due.filter(|_| self.rounds == 0);
-                EndpointNextStep::Wait([self.check_due, failback].into_iter().flatten().min())
-            }
-        }
+        let failback = self.failback_due.filter(|_| self.rounds == 0);
+        let wait = || EndpointNextStep::Wait([self.check_due, failback].into_iter().flatten().min());
+        self.check.map_or_else(wait, |(checked, _)| EndpointNextStep::Check(checked))
     }
 
-    fn on_check_result(&mut self, is_ready: bool, now: Instant) -> Option<EndpointSwitch> {
-        match std::mem::replace(&mut self.check, EndpointCheckState::Nothing) {
-            EndpointCheckState::Nothing => None,
-            EndpointCheckState::Checking { checked } if is_ready && checked != self.current => {
-                Some(self.switch(checked, EndpointSwitchCause::Failed, now))
+    /// Handles the result of the readiness check that was the next step.
+    pub(in crate::upstream) fn on_check_result(&mut self, is_ready: bool, now: Instant) -> Option<EndpointSwitch> {
+        let (checked, cause) = self.check.take()?;
+        match cause {
+            EndpointSwitchCause::Failed if is_ready && checked != self.current => {
+                return Some(self.switch(checked, cause, now));
             }
-            EndpointCheckState::Checking { .. } if is_ready => {
+            EndpointSwitchCause::Failed if is_ready => {
                 self.rounds = 0;
                 let times = self.false_alarms.record(now, self.times.reset_after);
                 self.failures_ignored_until = now + self.delay(self.times.false_alarms, times);
-                None
             }
-            EndpointCheckState::Checking { checked } => {
-                if let Some(checked) = self.next_after(checked) {
-                    self.check = EndpointCheckState::Checking { checked };
-                } else {
+            EndpointSwitchCause::Failed => {
+                self.check = self.next_after(checked).map(|next| (next, cause));
+                if self.check.is_none() {
                     self.rounds = self.rounds.saturating_add(1);
                     self.check_due = Some(now + self.delay(self.times.rounds, self.rounds));
                 }
-                None
             }
-            EndpointCheckState::Failback { checked } if is_ready => self.candidate_ready(checked, now),
-            EndpointCheckState::Failback { checked } => {
+            EndpointSwitchCause::Preferred if is_ready => return self.candidate_ready(checked, now),
+            EndpointSwitchCause::Preferred => {
                 self.candidate = self.candidate.filter(|(at, _)| *at != checked);
-                if checked + 1 < self.current {
-                    self.check = EndpointCheckState::Failback { checked: checked + 1 };
-                } else {
+                self.check = Some((checked + 1, cause)).filter(|(next, _)| *next < self.current);
+                if self.check.is_none() {
                     self.failed_checks = self.failed_checks.saturating_add(1);
                     self.failback_due = Some(now + self.delay(self.times.failbacks, self.failed_checks));
                 }
-                None
             }
         }
+        None
     }
 
     /// Returns the server to check after `checked`: first the one in use, then the others in order.
@@ -272,13 +219,13 @@ impl EndpointSelector {
     }
 
     fn switch(&mut self, to: usize, cause: EndpointSwitchCause, now: Instant) -> EndpointSwitch {
-        if let (Some(EndpointSwitchCause::Preferred), EndpointSwitchCause::Failed) = (self.selected.by, cause) {
-            let lasted = now.duration_since(self.selected.at) >= self.times.reset_after;
+        if let (Some(since), EndpointSwitchCause::Failed) = (self.preferred_since, cause) {
+            let lasted = now.duration_since(since) >= self.times.reset_after;
             self.failed_failbacks = if lasted { 0 } else { self.failed_failbacks.saturating_add(1) };
         }
+        self.preferred_since = (cause == EndpointSwitchCause::Preferred).then_some(now);
         let from = std::mem::replace(&mut self.current, to);
         let times = self.switches.record(now, self.times.reset_after);
-        self.selected = SelectedEndpoint { at: now, by: Some(cause) };
         self.failures_ignored_until = now + self.delay(self.times.stay, times);
         self.rounds = 0;
         self.failed_checks = self.failed_failbacks;

@@ -2,7 +2,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::selector::EndpointDecision;
 use super::*;
 use base::BackoffBounds;
 
@@ -28,15 +27,14 @@ impl World {
         Self { selector, now, ready: ready.to_vec(), checked, switches, began: now, waits_until: None }
     }
 
-    /// Passes in an event, and completes readiness checks until the selector waits.
-    fn handle(&mut self, mut event: EndpointEvent) {
+    /// Completes readiness checks until the selector waits.
+    fn check(&mut self) {
         loop {
-            let EndpointDecision { switch, next } = self.selector.next(event, self.now);
-            self.switches.extend(switch.map(|EndpointSwitch { from, to, cause }| (from, to, cause)));
-            match next {
+            match self.selector.next_step(self.now) {
                 EndpointNextStep::Check(at) => {
                     self.checked.push((at, self.now - self.began));
-                    event = EndpointEvent::CheckResult { is_ready: self.ready[at] };
+                    let switch = self.selector.on_check_result(self.ready[at], self.now);
+                    self.switches.extend(switch.map(|EndpointSwitch { from, to, cause }| (from, to, cause)));
                 }
                 EndpointNextStep::Wait(until) => {
                     self.waits_until = until;
@@ -46,8 +44,13 @@ impl World {
         }
     }
 
+    fn report_failure_of(&mut self, at: usize) {
+        self.selector.on_failure(at, self.now);
+        self.check();
+    }
+
     fn report_failure(&mut self) {
-        self.handle(EndpointEvent::Failure { at: self.selector.current() });
+        self.report_failure_of(self.selector.current());
     }
 
     /// Advances the clock, and calls `happens` at every step.
@@ -56,7 +59,7 @@ impl World {
         while self.now < end {
             self.now += SECOND / 4;
             if self.waits_until.is_some_and(|due| due <= self.now) {
-                self.handle(EndpointEvent::Due);
+                self.check();
             }
             happens(self);
         }
@@ -70,7 +73,7 @@ impl World {
 #[test]
 fn healthy_servers_are_not_probed() {
     let mut world = World::of(&[true, true]);
-    world.handle(EndpointEvent::Due);
+    world.check();
     world.pass(1000 * SECOND, |_| {});
     assert_eq!((world.checked.len(), world.waits_until), (0, None));
 }
@@ -93,7 +96,7 @@ fn failover_selects_first_ready_server() {
 #[test]
 fn failure_of_unused_server_is_ignored() {
     let mut world = World::of(&[true, false]);
-    world.handle(EndpointEvent::Failure { at: 1 });
+    world.report_failure_of(1);
     assert_eq!(world.checked, []);
 }
 
@@ -210,10 +213,12 @@ fn failback_time_is_jittered_between_processes() {
     let failbacks = |spread: f64| {
         let now = Instant::now();
         let mut selector = EndpointSelector::new(2, EndpointTimings::default(), spread, now);
-        for event in [EndpointEvent::Failure { at: 0 }, EndpointEvent::CheckResult { is_ready: false }] {
-            selector.next(event, now);
+        selector.on_failure(0, now);
+        for is_ready in [false, true] {
+            assert!(matches!(selector.next_step(now), EndpointNextStep::Check(_)));
+            selector.on_check_result(is_ready, now);
         }
-        match selector.next(EndpointEvent::CheckResult { is_ready: true }, now).next {
+        match selector.next_step(now) {
             EndpointNextStep::Wait(Some(due)) => due - now,
             other => panic!("{other:?}"),
         }
