@@ -177,7 +177,7 @@ impl DownstreamReviewHandler {
             DownstreamReviewKind::Token => (UpstreamRequestCause::TokenReview, TOKEN_REVIEWS),
         };
         let requested_at = Instant::now();
-        let body = self.client.review(cause, path, Some(hops), body).await?;
+        let body = self.client.review(cause, path, hops, body).await?;
         let (ttl, lease_ttl) = self.ttls(kind, &body);
         Ok(TimedResponse { requested_at, value: CachedDownstreamReview { body, ttl, lease_ttl } })
     }

@@ -176,15 +176,15 @@ impl UpstreamClient {
         self.send_request(cause, ConnectionTarget::Any(kind), path_and_query, get(accept), Bytes::new()).await
     }
 
-    /// Sends a review and reads the response. `hops` names the proxies below and this proxy, if it is for one of them.
+    /// Sends a review for a downstream proxy and reads the response. `hops` names the proxies below and this proxy.
     pub async fn review(
         &self,
         cause: UpstreamRequestCause,
         path: &str,
-        hops: Option<HeaderValue>,
+        hops: HeaderValue,
         body: Bytes,
     ) -> Result<Bytes, UpstreamError> {
-        let request = hops.into_iter().fold(post_json(), |request, hops| request.header(HOPS, hops));
+        let request = post_json().header(HOPS, hops);
         let response =
             self.send_request(cause, ConnectionTarget::Any(UpstreamRequestKind::Short), path, request, body).await?;
         self.read_at_most(response, REVIEW_BYTES_MAX).await
@@ -371,7 +371,7 @@ impl UpstreamClient {
 }
 
 /// A POST of the proxy with a body in JSON, for a response in JSON.
-fn post_json() -> request::Builder {
+pub(super) fn post_json() -> request::Builder {
     Request::builder().method(Method::POST).header(ACCEPT, JSON).header(CONTENT_TYPE, JSON)
 }
 
@@ -391,7 +391,7 @@ pub(crate) fn encoding_of<B>(response: &Response<B>) -> Option<FeedEncoding> {
 }
 
 /// Reads the whole body of a response, as long as `goes_on` returns `Ok`.
-async fn read_whole(
+pub(super) async fn read_whole(
     mut body: UpstreamResponseBody,
     bytes_max: usize,
     mut goes_on: impl FnMut(usize) -> Result<(), UpstreamError>,

@@ -13,8 +13,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::client::{ConnectionTarget, post_json, read_whole};
 use super::list_page::{JsonListPage, parse_json};
-use super::{UpstreamClient, UpstreamError, UpstreamRequestCause};
+use super::{BODY_BYTES_MAX, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind};
 use kubeapi::{AccessAttributes, AccessTarget, User};
 
 /// The result of a token review.
@@ -171,7 +172,10 @@ impl UpstreamClient {
         review: &R,
     ) -> Result<R, UpstreamError> {
         let body = serde_json::to_vec(review).map_err(|_| UpstreamError::InvalidRequest(path.to_owned()))?;
-        parse_json(&self.review(cause, path, None, body.into()).await?, path)
+        let response = self
+            .send_request(cause, ConnectionTarget::Any(UpstreamRequestKind::Short), path, post_json(), body.into())
+            .await?;
+        parse_json(&read_whole(response.into_body(), BODY_BYTES_MAX, |_| Ok(())).await?, path)
     }
 }
 
