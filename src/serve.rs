@@ -38,5 +38,5 @@ pub use limits::{ConcurrencyConfig, SlowReaderLimits};
 pub use read::spec as feed_spec;
 pub use response::ResponseBody;
 pub use route::{CacheCoverage, NotCoveredReason, SensitiveKind};
-pub use serve_config::{ReadConsistency, ServeConfig, WatchCompression};
+pub use serve_config::{ReadConsistency, ReducedReads, ServeConfig, WatchCompression};
 pub use watch::websocket;

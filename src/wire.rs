@@ -31,6 +31,7 @@ mod envelope;
 mod error;
 mod json_reader;
 mod list_frame;
+mod managed_fields;
 mod object;
 mod path_trie;
 mod proto_reader;
@@ -50,6 +51,7 @@ pub use derive::{
 pub use envelope::{FrameEnvelope, websocket_payload};
 pub use error::WireError;
 pub use list_frame::{ListFrame, ListItemLengths, ListMeta};
+pub(crate) use managed_fields::without_managed_fields;
 pub use object::ObjectRevision;
 pub use reader::{ListPage, ObjectReader, WatchItem};
 pub use renderer::ObjectRenderer;

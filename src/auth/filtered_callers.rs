@@ -1,7 +1,8 @@
 use super::Caller;
 use crate::net::ListenAddress;
 
-/// The callers whose lists and watches are filtered if upstream denies them as a whole.
+/// Callers that the configuration names, such as those whose lists and watches are filtered if upstream denies them as
+/// a whole.
 ///
 /// It grants nothing: what a filtered read shows needs a permission of its own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -15,10 +16,13 @@ pub struct FilteredCallers {
 impl FilteredCallers {
     /// Whether the caller is one of them, or uses one of their listeners. A caller without a credential never is.
     pub fn includes(&self, caller: &Caller, on_their_listener: bool) -> bool {
+        caller.user().is_some_and(|_| on_their_listener) || self.names(caller)
+    }
+
+    /// Whether the caller or one of its groups is named.
+    pub fn names(&self, caller: &Caller) -> bool {
         caller.user().is_some_and(|user| {
-            on_their_listener
-                || self.users.contains(&user.name)
-                || user.groups.iter().any(|group| self.groups.contains(group))
+            self.users.contains(&user.name) || user.groups.iter().any(|group| self.groups.contains(group))
         })
     }
 }

@@ -1,6 +1,6 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::wire::{ListItemLengths, ObjectRevision, Representation};
 use kubeapi::ObjectKey;
@@ -19,7 +19,7 @@ pub struct ObjectChunk {
     /// Whether it ended because of its length, rather than at the end of its namespace or of the list.
     pub(crate) is_full: bool,
     /// A bit for each representation in which all objects of the chunk have been written.
-    written: AtomicU8,
+    written: AtomicU16,
 }
 
 /// Divides a sorted state into chunks, object by object.
@@ -44,7 +44,7 @@ impl ObjectChunk {
     pub const BYTES_MAX: usize = 256 << 10;
 
     fn new(first: ObjectKey, content: u64) -> Self {
-        let (name, written) = (u128::from(content), AtomicU8::new(0));
+        let (name, written) = (u128::from(content), AtomicU16::new(0));
         Self { first, lengths: ListItemLengths::default(), name, is_full: false, written }
     }
 

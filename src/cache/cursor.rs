@@ -24,6 +24,8 @@ pub struct FeedCursor {
     after: ResourceVersion,
     /// The version up to which events are skipped, because the reader requested later ones. It may be in the future.
     skip: ResourceVersion,
+    /// The number of events that were not sent, because the reader would see no change.
+    unchanged: u64,
 }
 
 /// The result of pulling events from a cursor.
@@ -96,7 +98,12 @@ impl FeedCursor {
     ) -> Self {
         let (slot, view) = lane.add_reader(view);
         let renderer = shared.verbatim.clone();
-        Self { shared, lane, view, renderer, slot, next, after, skip }
+        Self { shared, lane, view, renderer, slot, next, after, skip, unchanged: 0 }
+    }
+
+    /// Returns how many events were not sent since the last call, because the reader would see no change.
+    pub fn take_unchanged(&mut self) -> u64 {
+        std::mem::take(&mut self.unchanged)
     }
 
     /// Returns this cursor with another renderer for its frames.
@@ -169,7 +176,9 @@ impl FeedCursor {
                 let event_type = if self.skips_version(event.rv) { None } else { event.event_type_for(&self.view) };
                 let frame = match event_type.map(|event_type| (filter(event, event_type), event_type)) {
                     Some((EventFilterDecision::Send, event_type)) => {
-                        event.frame_as(event_type, &self.renderer, &self.shared.made).map(Some)
+                        let frame = event.frame_as(event_type, &self.renderer, &self.shared.made);
+                        self.unchanged += u64::from(matches!(frame, Ok(None)));
+                        frame
                     }
                     Some((EventFilterDecision::SendDeleted, _)) => event.deleted_frame(&self.renderer),
                     Some((EventFilterDecision::Skip, _)) | None => Ok(None),

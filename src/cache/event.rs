@@ -31,7 +31,8 @@ pub struct FeedEvent {
 }
 
 /// A frame other than the one received: for watches whose selector the object entered or left, or in a derived
-/// representation. It is encoded at first use, shared by all readers, and dropped with the event.
+/// representation. It is encoded at first use, shared by all readers, and dropped with the event. It is empty if
+/// readers of the representation see no difference, and are sent no event.
 ///
 /// Alternates form a list, because an event has one or two of many possible ones. The list only grows, so readers never
 /// block.
@@ -98,21 +99,22 @@ impl FeedEvent {
         view.cost_of(&self.object) + self.previous.as_ref().map_or(0, |previous| view.cost_of(previous))
     }
 
-    /// Returns the frame of this event for a watch that receives it as `event_type`. `made` counts frames kept for
-    /// other readers.
+    /// Returns the frame of this event for a watch that receives it as `event_type`; `None` if its representation shows
+    /// no change but the version. `made` counts frames kept for other readers.
     pub(super) fn frame_as(
         &self,
         event_type: EventType,
         renderer: &ObjectRenderer,
         made: &DerivedFrameAccounts,
-    ) -> Result<Bytes, TranscodeError> {
+    ) -> Result<Option<Bytes>, TranscodeError> {
         if event_type == self.event_type && renderer.is_verbatim() {
-            return Ok(self.frame.clone());
+            return Ok(Some(self.frame.clone()));
         }
+        let some = |frame: Bytes| Some(frame).filter(|frame| !frame.is_empty());
         let representation = renderer.representation();
         let known = self.derived_frames().find(|known| known.is(representation, event_type));
         if let Some(known) = known.filter(|known| known.release == renderer.release()) {
-            return Ok(known.frame.clone());
+            return Ok(some(known.frame.clone()));
         }
         // If two readers race, a frame is encoded twice. This avoids waiting under a lock.
         let frame = match (event_type, &self.previous) {
@@ -120,18 +122,20 @@ impl FeedEvent {
             (EventType::Deleted, Some(previous)) if self.event_type != EventType::Deleted => {
                 renderer.frame(event_type, &previous.with_resource_version(self.rv))?
             }
+            // A reader that receives the event as MODIFIED has been sent the previous state.
+            (EventType::Modified, Some(previous)) if renderer.is_unchanged(previous, &self.object) => Bytes::new(),
             _ => renderer.frame(event_type, self.object.body())?,
         };
         // Frames of one release only are kept, so that their number is bounded.
         if known.is_some() {
-            return Ok(frame);
+            return Ok(some(frame));
         }
         let frame = made.account.charge_bytes(frame);
         made.bytes.fetch_add(frame.len(), Ordering::Relaxed);
         let (release, total_bytes, next) = (renderer.release(), made.bytes.clone(), OnceLock::new());
         let derived = DerivedFrame { representation, event_type, release, frame: frame.clone(), total_bytes, next };
         self.keep(derived);
-        Ok(frame)
+        Ok(some(frame))
     }
 
     fn keep(&self, derived: DerivedFrame) {

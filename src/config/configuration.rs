@@ -155,6 +155,27 @@ pub(super) struct ReadsSection {
         extend("enum" = ["watchLists", "all", "never"], "x-type" = "word", "x-bounds" = "`watchLists`, `all`, `never`")
     )]
     pub(super) compress_watches: WatchCompression,
+    /// Clients that receive objects from the cache without `metadata.managedFields`
+    pub(super) drop: ReadsDropSection,
+}
+
+/// Clients that do not read the fields that are left out.
+#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(default, deny_unknown_fields)]
+pub(super) struct ReadsDropSection {
+    /// Prefixes of user agents that receive [objects without managedFields](GUIDES.md#objects-without-managedfields)
+    #[schemars(extend("x-type" = "list of prefixes"))]
+    pub(super) user_agents: Vec<String>,
+    /// The same for groups
+    #[schemars(extend("x-type" = "list of names", "x-bounds" = "with `auth: delegated`"))]
+    pub(super) groups: Vec<String>,
+    /// The same for users
+    #[schemars(extend("x-type" = "list of names", "x-bounds" = "with `auth: delegated`"))]
+    pub(super) users: Vec<String>,
+    /// The same for addresses of `listen`
+    #[schemars(extend("x-type" = "list of addresses"))]
+    pub(super) listeners: Vec<String>,
 }
 
 /// Callers with filtered reads.

@@ -39,6 +39,14 @@ impl Configuration {
                 users: self.reads.filter.users.clone(),
                 listeners: Vec::new(),
             },
+            reduced: serve::ReducedReads {
+                callers: auth::FilteredCallers {
+                    groups: self.reads.drop.groups.clone(),
+                    users: self.reads.drop.users.clone(),
+                    listeners: Vec::new(),
+                },
+                user_agents: self.reads.drop.user_agents.clone(),
+            },
             compress_watches: self.reads.compress_watches,
             exec_on_loopback: self.exec_on_loopback,
             sync_wait_max: feeds.sync_wait.0,

@@ -182,6 +182,7 @@ impl ServeArguments {
 }
 
 const FILTERED_LISTENERS: &str = "reads.filter.listeners";
+const REDUCED_LISTENERS: &str = "reads.drop.listeners";
 
 /// Converts the file, with the flags in it, into the settings of each module.
 pub(super) fn convert(
@@ -193,6 +194,7 @@ pub(super) fn convert(
     let memory = file.memory();
     let (mut serve, cache) = (file.serve(&memory), file.cache(&memory));
     serve.filter.listeners = parse_addresses(FILTERED_LISTENERS, &file.reads.filter.listeners, problems);
+    serve.reduced.callers.listeners = parse_addresses(REDUCED_LISTENERS, &file.reads.drop.listeners, problems);
     let (reflect, connections) = (file.reflect(), file.connections());
     let log = file.log(problems);
     let listen = parse_listen_addresses(file.listen, problems);
@@ -343,8 +345,19 @@ impl ServeSettings {
         if self.auth == AuthMode::None && self.serve.filter != FilteredCallers::default() {
             problems.add("reads.filter requires auth: delegated");
         }
-        for address in self.serve.filter.listeners.iter().filter(|address| !self.listen.contains(address)) {
-            problems.add(format!("{FILTERED_LISTENERS}: {address} is not in `listen`"));
+        let reduced = &self.serve.reduced;
+        if self.auth == AuthMode::None && !(reduced.callers.groups.is_empty() && reduced.callers.users.is_empty()) {
+            problems.add("reads.drop.groups and reads.drop.users require auth: delegated");
+        }
+        if reduced.user_agents.iter().any(String::is_empty) {
+            problems.add("reads.drop.userAgents: an empty prefix matches every client; name `listeners` instead");
+        }
+        let listeners =
+            [(FILTERED_LISTENERS, &self.serve.filter.listeners), (REDUCED_LISTENERS, &reduced.callers.listeners)];
+        for (key, listeners) in listeners {
+            for address in listeners.iter().filter(|address| !self.listen.contains(address)) {
+                problems.add(format!("{key}: {address} is not in `listen`"));
+            }
         }
         if self.scrapes.is_some() && self.tls.is_none() && self.metrics_tls.is_none() {
             problems.add(

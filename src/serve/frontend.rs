@@ -121,7 +121,7 @@ impl HttpFrontend {
         request: Request<RequestBody>,
     ) -> impl Future<Output = Response<ResponseBody>> + Send + use<> {
         let mut request = UnauthenticatedRequest::new(&peer, request);
-        request.on_filtered_listener = self.config.get().filter.listeners.contains(listener);
+        request.listener = self.config.get().roles(listener);
         async move {
             // Moved, so that they are dropped with the response and not with the future.
             let (peer, request) = (peer, request);

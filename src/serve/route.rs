@@ -16,8 +16,8 @@ use crate::upstream::{ResourceOrigin, UpstreamResource};
 use crate::wire::{FeedEncoding, IncludeObjectPolicy, Representation};
 use kubeapi::{
     ListOptions, ListPlan, MediaType, MetaApiVersion, NegotiatedMediaType, ObjectConversion, ObjectKey, RequestInfo,
-    RequestVerb, ResourceVersionMatch, Selector, SupportedMediaTypes, UrlQuery, WatchStart, has_valid_timeout,
-    negotiate, prefers_cbor, pretty, router_accepts,
+    RequestVerb, ResourceVersionMatch, Selector, SupportedMediaTypes, UrlQuery, WatchStart, drops_managed_fields,
+    has_valid_timeout, negotiate, prefers_cbor, pretty, router_accepts,
 };
 
 /// The response that the proxy gives, if the caller may read.
@@ -128,6 +128,8 @@ pub(crate) struct ReadRouteInput<'a> {
     /// Whether the response is filtered, because upstream would deny the collection. Then no upstream response has its
     /// exact bytes: a Table LIST has upstream's rows, and JSON is not indented.
     pub(crate) is_filtered: bool,
+    /// Whether the configuration leaves `metadata.managedFields` out for the caller.
+    pub(crate) is_reduced: bool,
 }
 
 /// Returns the route of a request and its resource. `resource` is the entry that discovery has for the request's group,
@@ -224,6 +226,8 @@ fn read(
         );
         return Err(if table { ForwardReason::Table } else { ForwardReason::Representation });
     };
+    let is_reduced = input.is_reduced || drops_managed_fields(accept, offers);
+    let representation = if is_reduced { representation.reduced() } else { representation };
     let is_json = representation.encoding() == FeedEncoding::Json;
     if is_json && !input.is_filtered && pretty(query, user_agent, accept, offers) {
         return Err(ForwardReason::Representation);

@@ -2,8 +2,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::auth::FilteredCallers;
+use crate::auth::{Caller, FilteredCallers};
 use crate::feeds::AwaitedVersions;
+use crate::net::ListenAddress;
 use crate::serve::limits::{ConcurrencyConfig, SlowReaderLimits};
 use crate::serve::route::CacheCoverage;
 
@@ -14,6 +15,7 @@ pub struct ServeConfig {
     pub coverage: CacheCoverage,
     /// The callers whose forbidden reads across namespaces are filtered.
     pub filter: FilteredCallers,
+    pub reduced: ReducedReads,
     pub compress_watches: WatchCompression,
     /// Whether exec, attach, portforward and proxy requests are forwarded from a TCP socket without authentication,
     /// where every caller acts as the proxy itself.
@@ -45,6 +47,40 @@ pub enum ReadConsistency {
     Strict,
     /// The state of a live feed, without a proof. It is normally milliseconds old.
     Bounded,
+}
+
+/// The clients whose reads leave out `metadata.managedFields`. It protects nothing, so a client can name its user agent.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ReducedReads {
+    pub callers: FilteredCallers,
+    /// The prefixes of their user agents.
+    pub user_agents: Vec<String>,
+}
+
+impl ReducedReads {
+    pub(crate) fn includes(&self, caller: &Caller, on_their_listener: bool, user_agent: Option<&str>) -> bool {
+        on_their_listener
+            || self.callers.names(caller)
+            || user_agent.is_some_and(|agent| self.user_agents.iter().any(|prefix| agent.starts_with(&**prefix)))
+    }
+}
+
+/// The roles that the configuration gives to a listener.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ListenerRoles {
+    /// Reads on it are filtered.
+    pub(crate) is_filtered: bool,
+    /// Reads on it leave fields out.
+    pub(crate) is_reduced: bool,
+}
+
+impl ServeConfig {
+    pub(crate) fn roles(&self, listener: &ListenAddress) -> ListenerRoles {
+        ListenerRoles {
+            is_filtered: self.filter.listeners.contains(listener),
+            is_reduced: self.reduced.callers.listeners.contains(listener),
+        }
+    }
 }
 
 /// The watches that are compressed for clients that accept gzip.
@@ -79,6 +115,7 @@ impl Default for ServeConfig {
             consistency: ReadConsistency::Strict,
             coverage: CacheCoverage::default(),
             filter: FilteredCallers::default(),
+            reduced: ReducedReads::default(),
             compress_watches: WatchCompression::default(),
             exec_on_loopback: false,
             sync_wait_max: Duration::from_secs(10),

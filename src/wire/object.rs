@@ -1,5 +1,5 @@
 use std::fmt;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use parking_lot::Mutex;
@@ -26,7 +26,7 @@ pub struct ObjectRevision {
     /// it.
     allocated: u32,
     /// A bit for each representation in which the object has been written.
-    written: AtomicU8,
+    written: AtomicU16,
     /// The object's derived JSON while it is cached; boxed, because most objects have none.
     json: Mutex<Option<Box<Bytes>>>,
 }
@@ -35,7 +35,7 @@ pub struct ObjectRevision {
 /// allocations, and its slot in the map that holds it. In the worst case the map's nodes are half full.
 const OVERHEAD_BYTES: usize = 16 + 16 + 3 * 16 + 64;
 
-const _: () = assert!(Representation::COUNT <= 8, "a bit each");
+const _: () = assert!(Representation::COUNT <= 16, "a bit each");
 
 /// The position of the resourceVersion's digits in a body. Bodies are smaller than 4 GiB, and a `u64` has at most 20
 /// digits.
@@ -86,7 +86,7 @@ impl ObjectRevision {
             rv_at,
             encoding,
             allocated,
-            written: AtomicU8::new(0),
+            written: AtomicU16::new(0),
             json: Mutex::new(None),
         }
     }
@@ -185,7 +185,7 @@ impl Clone for ObjectRevision {
             key: self.key.clone(),
             attributes: self.attributes.clone(),
             body: self.body.clone(),
-            written: AtomicU8::new(self.written.load(Ordering::Relaxed)),
+            written: AtomicU16::new(self.written.load(Ordering::Relaxed)),
             json: Mutex::new(None),
             ..*self
         }

@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,15 +7,20 @@ use bytes::Bytes;
 
 use super::{
     FeedEncoding, FrameEnvelope, IncludeObjectPolicy, JsonLayout, ListFrame, ListMeta, MetadataRenderer,
-    ProtobufJsonTranscoder, Representation, TranscodeError, TranscodeRefusal, table,
+    ObjectRevision, ProtobufJsonTranscoder, Representation, TranscodeError, TranscodeRefusal, table,
+    without_managed_fields,
 };
 use kubeapi::{EventType, MetaApiVersion};
 
 /// Writes the objects of one feed in one representation: verbatim or derived.
 ///
-/// Clones share it. Derived output is exact or [`TranscodeError`].
+/// Clones share its state. Derived output is exact or [`TranscodeError`].
 #[derive(Clone)]
-pub struct ObjectRenderer(Arc<ObjectRendererState>);
+pub struct ObjectRenderer {
+    state: Arc<ObjectRendererState>,
+    /// Whether `metadata.managedFields` is left out.
+    is_reduced: bool,
+}
 
 struct ObjectRendererState {
     representation: Representation,
@@ -50,7 +56,18 @@ impl ObjectRenderer {
 
     fn new(representation: Representation, envelope: FrameEnvelope, method: RenderMethod, release: u32) -> Self {
         let [revoked, disproven] = std::array::from_fn(|_| AtomicBool::new(false));
-        Self(Arc::new(ObjectRendererState { representation, envelope, method, release, revoked, disproven }))
+        let state = ObjectRendererState { representation, envelope, method, release, revoked, disproven };
+        Self { state: Arc::new(state), is_reduced: false }
+    }
+
+    /// Returns the renderer for a representation that may be [reduced](Representation::Reduced). A reduced one leaves
+    /// `metadata.managedFields` out before it writes a body, and ends with this one.
+    ///
+    /// Upstream's own output is compared with this renderer's, because no server leaves the field out (W15).
+    #[must_use]
+    pub fn with_fields_of(self, representation: Representation) -> Self {
+        let is_reduced = matches!(representation, Representation::Reduced(..));
+        Self { is_reduced, ..self }
     }
 
     /// Returns a renderer for another representation of `feed`'s bodies, as a server of release `1.minor` writes it.
@@ -71,6 +88,7 @@ impl ObjectRenderer {
             }
             Representation::Object(FeedEncoding::Protobuf | FeedEncoding::Table)
             | Representation::Metadata(FeedEncoding::Protobuf, MetaApiVersion::V1beta1) => return None,
+            Representation::Reduced(..) => return None,
             _ if rows => return None,
             Representation::Object(FeedEncoding::Json) => {
                 let transcoder = ProtobufJsonTranscoder::for_server(minor, feed.api_version(), feed.kind())?;
@@ -91,48 +109,50 @@ impl ObjectRenderer {
 
     /// Returns the representation that the renderer writes.
     pub fn representation(&self) -> Representation {
-        self.0.representation
+        if self.is_reduced { self.state.representation.reduced() } else { self.state.representation }
     }
 
     /// Returns the envelope of the rendered bodies.
     pub fn envelope(&self) -> &FrameEnvelope {
-        &self.0.envelope
+        &self.state.envelope
     }
 
     /// Returns whether bodies are sent as received.
     pub fn is_verbatim(&self) -> bool {
-        matches!(self.0.method, RenderMethod::Verbatim)
+        matches!(self.state.method, RenderMethod::Verbatim) && !self.is_reduced
     }
 
     /// Returns the release whose bodies it writes. Callers that cache a body must store the release with it, because
     /// bodies of other releases may differ.
     pub fn release(&self) -> u32 {
-        self.0.release
+        self.state.release
     }
 
     /// Revokes the renderer and all its clones, which must not be used any longer.
     pub fn revoke(&self) {
-        self.0.revoked.store(true, Ordering::Release);
+        self.state.revoked.store(true, Ordering::Release);
     }
 
     pub fn is_revoked(&self) -> bool {
-        self.0.revoked.load(Ordering::Acquire)
+        self.state.revoked.load(Ordering::Acquire)
     }
 
     /// Records that upstream's output differs from the renderer's, so earlier output may have been wrong. Callers call
     /// it before [`revoke`](Self::revoke).
     pub fn mark_mismatch(&self) {
-        self.0.disproven.store(true, Ordering::Relaxed);
+        self.state.disproven.store(true, Ordering::Relaxed);
     }
 
     pub fn is_mismatched(&self) -> bool {
-        self.0.disproven.load(Ordering::Relaxed)
+        self.state.disproven.load(Ordering::Relaxed)
     }
 
     /// Returns the body in the renderer's representation, in the normal form of [`wire`](super). It shares `body`'s
     /// bytes where possible.
     pub fn body(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
-        match (self.0.method, self.0.representation.encoding()) {
+        let source = self.source(body);
+        let body = &*source;
+        match (self.state.method, self.state.representation.encoding()) {
             (RenderMethod::Verbatim, _) => Ok(body.clone()),
             (RenderMethod::Metadata(metadata, FeedEncoding::Protobuf), FeedEncoding::Protobuf) => {
                 metadata.protobuf(body)
@@ -142,9 +162,9 @@ impl ObjectRenderer {
             }
             _ => {
                 // JSON is up to twice its protobuf, metadata is most of a small object.
-                let growth = if matches!(self.0.method, RenderMethod::Json(_)) { 2 } else { 1 };
+                let growth = if matches!(self.state.method, RenderMethod::Json(_)) { 2 } else { 1 };
                 let mut out = Vec::with_capacity(body.len() * growth);
-                self.put_body(body, &mut out)?;
+                self.put_source(body, &mut out)?;
                 Ok(out.into())
             }
         }
@@ -152,7 +172,11 @@ impl ObjectRenderer {
 
     /// Appends the rendered body. If the body is refused, `out` is unchanged.
     pub fn put_body(&self, body: &Bytes, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
-        match (self.0.method, self.0.representation.encoding()) {
+        self.put_source(&self.source(body), out)
+    }
+
+    fn put_source(&self, body: &Bytes, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
+        match (self.state.method, self.state.representation.encoding()) {
             (RenderMethod::Json(transcoder), _) => transcoder.json(body, out),
             (RenderMethod::Metadata(metadata, FeedEncoding::Protobuf), FeedEncoding::Json) => metadata.json(body, out),
             (RenderMethod::Metadata(metadata, FeedEncoding::Json), FeedEncoding::Json) => {
@@ -166,21 +190,48 @@ impl ObjectRenderer {
                 out.extend_from_slice(PARTIAL_OBJECT_HEAD);
                 metadata.json_from_json(object, out)
             }),
-            _ => {
-                out.extend_from_slice(&self.body(body)?);
+            (RenderMethod::Metadata(metadata, FeedEncoding::Protobuf), _) => {
+                out.extend_from_slice(&metadata.protobuf(body)?);
+                Ok(())
+            }
+            (RenderMethod::Metadata(metadata, _), _) => {
+                out.extend_from_slice(&metadata.protobuf_from_json(body)?);
+                Ok(())
+            }
+            (RenderMethod::Verbatim, _) => {
+                out.extend_from_slice(body);
                 Ok(())
             }
         }
     }
 
+    /// Returns the bytes from which a body is written.
+    fn source<'a>(&self, body: &'a Bytes) -> Cow<'a, Bytes> {
+        if self.is_reduced { without_managed_fields(body) } else { Cow::Borrowed(body) }
+    }
+
+    /// Whether a client of this renderer sees no difference between two states of one object, except the version. Only
+    /// clients that leave fields out have such states.
+    pub fn is_unchanged(&self, before: &ObjectRevision, after: &ObjectRevision) -> bool {
+        if !self.is_reduced {
+            return false;
+        }
+        // Equal sources are written as equal bodies.
+        let shown = |body: &Bytes| match self.state.method {
+            RenderMethod::Metadata(..) => self.body(body).ok(),
+            _ => Some(self.source(body).into_owned()),
+        };
+        shown(after.body()).is_some_and(|after_body| shown(&before.with_resource_version(after.rv)) == Some(after_body))
+    }
+
     /// Returns a complete watch frame of an event.
     pub fn frame(&self, event_type: EventType, body: &Bytes) -> Result<Bytes, TranscodeError> {
-        Ok(self.0.envelope.frame(event_type, &self.body(body)?))
+        Ok(self.state.envelope.frame(event_type, &self.body(body)?))
     }
 
     /// Returns a whole BOOKMARK frame around a bookmark's body.
     pub fn bookmark(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
-        let body = match self.0.method {
+        let body = match self.state.method {
             RenderMethod::Json(transcoder) => {
                 let mut out = Vec::new();
                 transcoder.bookmark_json(body, &mut out)?;
@@ -188,19 +239,19 @@ impl ObjectRenderer {
             }
             _ => self.body(body)?,
         };
-        Ok(self.0.envelope.frame(EventType::Bookmark, &body))
+        Ok(self.state.envelope.frame(EventType::Bookmark, &body))
     }
 
     /// Returns the body of a GET response.
     pub fn object(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
-        Ok(self.0.envelope.object(&self.body(body)?))
+        Ok(self.state.envelope.object(&self.body(body)?))
     }
 
     /// Returns the pieces of a LIST of `items` items.
     pub fn list(&self, meta: &ListMeta, items: usize) -> ListFrame {
-        match self.0.representation {
+        match self.state.representation {
             Representation::Metadata(FeedEncoding::Json, version) => ListFrame::metadata(version, meta, items),
-            _ => self.0.envelope.list(meta),
+            _ => self.state.envelope.list(meta),
         }
     }
 }
@@ -208,7 +259,7 @@ impl ObjectRenderer {
 impl fmt::Debug for ObjectRenderer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let how = if self.is_verbatim() { "verbatim" } else { "derived" };
-        write!(f, "ObjectRenderer {{ {} of {}, {how} }}", self.0.representation, self.0.envelope.kind())
+        write!(f, "ObjectRenderer {{ {} of {}, {how} }}", self.representation(), self.state.envelope.kind())
     }
 }
 

@@ -84,6 +84,9 @@ pub enum Representation {
     Object(FeedEncoding),
     /// The objects' `PartialObjectMetadata`, for metadata-only clients.
     Metadata(FeedEncoding, MetaApiVersion),
+    /// The objects, or their metadata of this version, without the fields that the client leaves out:
+    /// `metadata.managedFields`.
+    Reduced(FeedEncoding, Option<MetaApiVersion>),
     /// A `Table` of `meta.k8s.io/v1`, for kubectl's output.
     Table(IncludeObjectPolicy),
 }
@@ -98,20 +101,26 @@ pub enum IncludeObjectPolicy {
 
 impl Representation {
     /// All representations of objects.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 15] = [
         Self::Object(FeedEncoding::Json),
         Self::Object(FeedEncoding::Protobuf),
         Self::Metadata(FeedEncoding::Json, MetaApiVersion::V1),
         Self::Metadata(FeedEncoding::Protobuf, MetaApiVersion::V1),
         Self::Metadata(FeedEncoding::Json, MetaApiVersion::V1beta1),
         Self::Metadata(FeedEncoding::Protobuf, MetaApiVersion::V1beta1),
+        Self::Reduced(FeedEncoding::Json, None),
+        Self::Reduced(FeedEncoding::Protobuf, None),
+        Self::Reduced(FeedEncoding::Json, Some(MetaApiVersion::V1)),
+        Self::Reduced(FeedEncoding::Protobuf, Some(MetaApiVersion::V1)),
+        Self::Reduced(FeedEncoding::Json, Some(MetaApiVersion::V1beta1)),
+        Self::Reduced(FeedEncoding::Protobuf, Some(MetaApiVersion::V1beta1)),
         Self::Table(IncludeObjectPolicy::None),
         Self::Table(IncludeObjectPolicy::Metadata),
         Self::Table(IncludeObjectPolicy::Object),
     ];
 
     /// The maximum number of representations of one feed's objects.
-    pub const COUNT: usize = 6;
+    pub const COUNT: usize = 12;
 
     /// Returns the representation of received bodies in a feed of this encoding.
     pub fn verbatim(encoding: FeedEncoding) -> Self {
@@ -121,10 +130,32 @@ impl Representation {
         }
     }
 
+    /// Returns the same representation without the fields that a client leaves out. A Table has no such form.
+    #[must_use]
+    pub fn reduced(self) -> Self {
+        match self {
+            Self::Object(encoding) => Self::Reduced(encoding, None),
+            Self::Metadata(encoding, version) => Self::Reduced(encoding, Some(version)),
+            Self::Reduced(..) | Self::Table(_) => self,
+        }
+    }
+
+    /// Returns the same representation with all fields.
+    #[must_use]
+    pub fn full(self) -> Self {
+        match self {
+            Self::Reduced(encoding, None) => Self::Object(encoding),
+            Self::Reduced(encoding, Some(version)) => Self::Metadata(encoding, version),
+            full => full,
+        }
+    }
+
     /// Returns the encoding, which is JSON or protobuf.
     pub fn encoding(self) -> FeedEncoding {
         match self {
-            Self::Object(encoding) | Self::Metadata(encoding, _) => encoding.byte_encoding(),
+            Self::Object(encoding) | Self::Metadata(encoding, _) | Self::Reduced(encoding, _) => {
+                encoding.byte_encoding()
+            }
             Self::Table(_) => FeedEncoding::Json,
         }
     }
@@ -137,6 +168,7 @@ impl Representation {
             Self::Object(_) => encoding,
             Self::Metadata(_, MetaApiVersion::V1) => 2 + encoding,
             Self::Metadata(_, MetaApiVersion::V1beta1) => 4 + encoding,
+            Self::Reduced(..) => 6 + self.full().index(),
             Self::Table(include) => include as usize,
         }
     }
@@ -149,6 +181,10 @@ impl Representation {
             Self::Metadata(_, MetaApiVersion::V1) => "metadata_json",
             Self::Metadata(FeedEncoding::Protobuf, MetaApiVersion::V1beta1) => "metadata_v1beta1_protobuf",
             Self::Metadata(_, MetaApiVersion::V1beta1) => "metadata_v1beta1_json",
+            Self::Reduced(FeedEncoding::Protobuf, None) => "reduced_protobuf",
+            Self::Reduced(_, None) => "reduced_json",
+            Self::Reduced(FeedEncoding::Protobuf, Some(_)) => "reduced_metadata_protobuf",
+            Self::Reduced(_, Some(_)) => "reduced_metadata_json",
             Self::Table(IncludeObjectPolicy::None) => "table_none",
             Self::Table(IncludeObjectPolicy::Metadata) => "table",
             Self::Table(IncludeObjectPolicy::Object) => "table_object",
@@ -164,6 +200,7 @@ impl Representation {
                 let list = if list { "List" } else { "" };
                 format!("{media_type};as=PartialObjectMetadata{list};g=meta.k8s.io;v={}", version.as_str())
             }
+            Self::Reduced(..) => self.full().accept(list),
             Self::Table(_) => TABLE_ACCEPT.to_owned(),
         }
     }

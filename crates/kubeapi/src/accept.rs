@@ -145,6 +145,13 @@ pub fn negotiate(accept: Option<&str>, types: SupportedMediaTypes) -> Negotiated
     }
 }
 
+/// Whether the chosen clause requests responses without `metadata.managedFields` (KEP-5958). Its `drop` parameter names
+/// fields, separated by `+`. Unknown fields are ignored.
+pub fn drops_managed_fields(accept: Option<&str>, types: SupportedMediaTypes) -> bool {
+    accept.is_some_and(|accept| accept.contains("drop"))
+        && chosen(accept, types).is_some_and(|(_, clause)| clause.drops)
+}
+
 /// Checks the Accept header like the apiserver's router of built-in resources: the bare media type of some clause must
 /// be a supported one or `*/*`. It is stricter than [`negotiate`] about wildcards, since `application/*` does not
 /// match, and ignores parameters. Custom resources have no such check.
@@ -183,7 +190,7 @@ pub fn pretty(query: &UrlQuery, user_agent: Option<&str>, accept: Option<&str>, 
     if types.watch {
         return false;
     }
-    if chosen(accept, types).is_some_and(|(_, pretty)| pretty) {
+    if chosen(accept, types).is_some_and(|(_, clause)| clause.pretty) {
         return true;
     }
     // The apiserver decodes the query only if it contains the word.
@@ -193,18 +200,34 @@ pub fn pretty(query: &UrlQuery, user_agent: Option<&str>, accept: Option<&str>, 
     }
 }
 
-/// The type of the first pair of clause and encoding that fits, ordered by clause and then by encoding, and whether the
-/// clause has `pretty=1`.
-fn chosen(accept: Option<&str>, types: SupportedMediaTypes) -> Option<(NegotiatedMediaType, bool)> {
+/// The parameters of a clause that do not change the media type.
+#[derive(Debug, Clone, Copy, Default)]
+struct ClauseOptions {
+    /// `pretty=1`
+    pretty: bool,
+    /// `drop=metadata.managedFields`
+    drops: bool,
+}
+
+/// The field that a `drop` parameter can name.
+const MANAGED_FIELDS: &str = "metadata.managedFields";
+
+/// The type of the first pair of clause and encoding that fits, ordered by clause and then by encoding, and the
+/// clause's other parameters.
+fn chosen(accept: Option<&str>, types: SupportedMediaTypes) -> Option<(NegotiatedMediaType, ClauseOptions)> {
     let Some(accept) = accept.filter(|accept| !accept.is_empty()) else {
-        return Some((NegotiatedMediaType::Plain(MediaType::Json), false));
+        return Some((NegotiatedMediaType::Plain(MediaType::Json), ClauseOptions::default()));
     };
     clauses(accept).iter().find_map(|clause| types.media.iter().find_map(|media| fit(clause, *media, types)))
 }
 
 /// Matches a clause with one encoding; `None` if the media range does not include it, or if a parameter is not
 /// acceptable, which skips the pair.
-fn fit(clause: &AcceptClause<'_>, media: MediaType, types: SupportedMediaTypes) -> Option<(NegotiatedMediaType, bool)> {
+fn fit(
+    clause: &AcceptClause<'_>,
+    media: MediaType,
+    types: SupportedMediaTypes,
+) -> Option<(NegotiatedMediaType, ClauseOptions)> {
     if !clause.covers(media.as_str()) {
         return None;
     }
@@ -223,7 +246,9 @@ fn fit(clause: &AcceptClause<'_>, media: MediaType, types: SupportedMediaTypes) 
         _ if !types.conversions => return None,
         [kind, group, version] => conversion(kind?, group?, version?, media)?,
     };
-    Some((chosen, clause.parameter("pretty") == Some("1")))
+    let pretty = clause.parameter("pretty") == Some("1");
+    let drops = clause.parameter("drop").is_some_and(|fields| fields.split('+').any(|field| field == MANAGED_FIELDS));
+    Some((chosen, ClauseOptions { pretty, drops }))
 }
 
 fn conversion(kind: &str, group: &str, version: &str, media: MediaType) -> Option<NegotiatedMediaType> {

@@ -38,7 +38,7 @@ mod version;
 
 pub use accept::{
     MediaType, MetaApiVersion, NegotiatedMediaType, ObjectConversion, SupportedMediaTypes, accepts_kind,
-    check_accept_length, discovery_accept, negotiate, prefers_cbor, pretty, router_accepts,
+    check_accept_length, discovery_accept, drops_managed_fields, negotiate, prefers_cbor, pretty, router_accepts,
 };
 pub use access::{AccessAttributes, AccessTarget, ResourceAccessAttributes};
 pub use attributes::SelectableAttributes;

@@ -53,6 +53,7 @@ impl RequestRouter {
         let mut reroutes = 0;
         // The request is routed again if its feed ends while it waits.
         loop {
+            let config = self.config.get();
             let input = ReadRouteInput {
                 method: request.http.method(),
                 info: &request.info,
@@ -62,12 +63,12 @@ impl RequestRouter {
                 impersonates: request.http.headers().keys().any(is_impersonation),
                 is_feed_request: request.is_feed_request(),
                 is_filtered: false,
+                is_reduced: request.is_reduced(&config.reduced),
             };
             let resource = match self.resource(&request.caller, &input).await {
                 Ok(resource) => resource,
                 Err(status) => return request.context.status(&status),
             };
-            let config = self.config.get();
             let resource = resource.as_deref();
             let is_filtered_caller = request.has_filtered_caller(&config.filter);
             let is_partly_visible = |known| has_visible_part(&request.info, known, &request.caller, &self.authorizer);

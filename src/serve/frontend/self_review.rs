@@ -241,6 +241,7 @@ impl ReviewedAccess {
             impersonates: false,
             is_feed_request: false,
             is_filtered: true,
+            is_reduced: false,
         };
         has_visible_part(&info, resource, caller, authorizer) && route(&input, Some(resource), coverage).is_ok()
     }

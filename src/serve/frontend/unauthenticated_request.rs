@@ -7,6 +7,7 @@ use crate::auth::Caller;
 use crate::net::{ConnectionPeer, RequestBody};
 use crate::serve::read::ReadRequest;
 use crate::serve::response::ResponseContext;
+use crate::serve::serve_config::ListenerRoles;
 use kubeapi::{RequestInfo, UrlQuery};
 
 /// A request whose caller is not authenticated yet.
@@ -15,8 +16,7 @@ pub(super) struct UnauthenticatedRequest {
     pub(super) query: Arc<UrlQuery>,
     pub(super) context: ResponseContext,
     pub(super) received: Instant,
-    /// As [`ReadRequest::on_filtered_listener`].
-    pub(super) on_filtered_listener: bool,
+    pub(super) listener: ListenerRoles,
 }
 
 impl UnauthenticatedRequest {
@@ -27,13 +27,13 @@ impl UnauthenticatedRequest {
         let query = Arc::new(UrlQuery::parse(http.uri().query().unwrap_or_default()));
         let mut context = ResponseContext::from_headers(http.headers(), query.clone());
         context.abort = peer.abort.clone();
-        Box::new(Self { http, query, context, received, on_filtered_listener: false })
+        Box::new(Self { http, query, context, received, listener: ListenerRoles::default() })
     }
 
     /// Returns the request of an authenticated caller. It takes the boxes, because one whose content is moved out of it
     /// is freed only with the future that has it.
     pub(super) fn with_caller(self: Box<Self>, caller: Caller, info: Box<RequestInfo>) -> Box<ReadRequest> {
-        let Self { http, query, context, received, on_filtered_listener } = *self;
-        Box::new(ReadRequest { http, caller, info: *info, query, context, received, on_filtered_listener })
+        let Self { http, query, context, received, listener } = *self;
+        Box::new(ReadRequest { http, caller, info: *info, query, context, received, listener })
     }
 }

@@ -11,6 +11,7 @@ use crate::listing::LimitExceeded;
 use crate::net::RequestBody;
 use crate::serve::response::{LIST_RETRY_SECONDS, ResponseBody, ResponseContext, auth_refusal, too_many};
 use crate::serve::route::ForwardReason;
+use crate::serve::serve_config::{ListenerRoles, ReducedReads};
 use crate::upstream::{CAUSE, UpstreamRequestCause, UpstreamResource};
 use kubeapi::{RequestInfo, RequestVerb, Status, UrlQuery};
 
@@ -47,8 +48,7 @@ pub(crate) struct ReadRequest {
     pub(crate) query: Arc<UrlQuery>,
     pub(crate) context: ResponseContext,
     pub(crate) received: Instant,
-    /// Whether the request arrived on a listener of callers with filtered reads.
-    pub(crate) on_filtered_listener: bool,
+    pub(crate) listener: ListenerRoles,
 }
 
 impl ReadRequest {
@@ -87,7 +87,14 @@ impl ReadRequest {
     /// Whether responses for the caller may be filtered. Those for a downstream proxy are not, because that proxy would
     /// take them for the whole.
     pub(crate) fn has_filtered_caller(&self, callers: &FilteredCallers) -> bool {
-        !self.context.by_proxy && callers.includes(&self.caller, self.on_filtered_listener)
+        !self.context.by_proxy && callers.includes(&self.caller, self.listener.is_filtered)
+    }
+
+    /// Whether the configuration leaves fields out of responses for the caller. Those for a downstream proxy are whole,
+    /// because it serves them to other clients.
+    pub(crate) fn is_reduced(&self, readers: &ReducedReads) -> bool {
+        let agent = self.context.user_agent.as_deref();
+        !self.context.by_proxy && readers.includes(&self.caller, self.listener.is_reduced, agent)
     }
 }
 

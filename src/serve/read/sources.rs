@@ -172,7 +172,7 @@ impl FeedWithRenderer {
     /// Refuses the representation permanently, because an object of this feed cannot be converted. Later requests use
     /// another feed.
     pub(crate) fn refuse(&self, refused: &TranscodeError) {
-        self.feed.refuse(self.renderer.representation(), Underived::UnsupportedObject, refused);
+        self.feed.refuse(self.renderer.representation().full(), Underived::UnsupportedObject, refused);
     }
 }
 
@@ -196,7 +196,8 @@ impl FeedResolver {
         resource: &UpstreamResource,
         need: &FeedRequirements<'_>,
     ) -> Result<FeedWithRenderer, NotServable> {
-        let representation = need.representation;
+        // Fields are left out of a representation that is compared with upstream's own.
+        let representation = need.representation.full();
         let config = self.config.get();
         let deadline = need.received + config.sync_wait_max;
         let widest = config.coverage.scope(resource).map_err(|reason| NotServable::Forward(reason.into()))?;
@@ -225,11 +226,14 @@ impl FeedResolver {
                 synced => synced?,
             };
             if representation == Representation::verbatim(*encoding) {
-                let renderer = feed.reader.verbatim().clone();
+                let renderer = feed.reader.verbatim().clone().with_fields_of(need.representation);
                 return Ok(FeedWithRenderer { feed, renderer });
             }
             match wait_while_running(&feed, deadline, feed.renderings.wait_verified(representation)).await? {
-                Some(Ok(renderer)) => return Ok(FeedWithRenderer { feed, renderer }),
+                Some(Ok(renderer)) => {
+                    let renderer = renderer.with_fields_of(need.representation);
+                    return Ok(FeedWithRenderer { feed, renderer });
+                }
                 Some(Err(_)) => refused = ForwardReason::NotDerivable,
                 None => return Err(need.syncing_outcome()),
             }
@@ -243,19 +247,23 @@ impl FeedResolver {
         resource: &UpstreamResource,
         need: &FeedRequirements<'_>,
     ) -> Option<FeedWithRenderer> {
-        let representation = need.representation;
+        let representation = need.representation.full();
         let widest = self.config.get().coverage.scope(resource).ok()?;
+        let source = |feed, renderer: ObjectRenderer| {
+            Some(FeedWithRenderer { feed, renderer: renderer.with_fields_of(need.representation) })
+        };
         encodings(resource, representation).iter().find_map(|encoding| {
             let found = scopes(widest.clone(), need.namespace)
                 .find_map(|scope| self.feeds.find(&key(resource, scope, *encoding), resource.edition.as_ref()));
             let feed = found.filter(|feed| feed.reader.state() != FeedState::Syncing)?;
             if representation == Representation::verbatim(*encoding) {
-                return Some(FeedWithRenderer { renderer: feed.reader.verbatim().clone(), feed });
+                let renderer = feed.reader.verbatim().clone();
+                return source(feed, renderer);
             }
             // Requests the rendering, so that a later read may use it.
             feed.renderings.request(representation);
             match feed.renderings.mode(representation) {
-                Some(DerivedRepresentationMode::Derived(renderer)) => Some(FeedWithRenderer { feed, renderer }),
+                Some(DerivedRepresentationMode::Derived(renderer)) => source(feed, renderer),
                 _ => None,
             }
         })

@@ -10,6 +10,7 @@ use crate::auth::{Authorizer, Caller};
 use crate::cache::CacheConfig;
 use crate::feeds::FeedStartRequest;
 use crate::serve::response::ResponseContext;
+use crate::serve::serve_config::ListenerRoles;
 use base::DrainTrigger;
 use kubeapi::{Gvr, ListPageSource, RequestInfo, UrlQuery};
 
@@ -203,7 +204,7 @@ fn read_requires_permission_for_its_collection_and_name() {
             caller: Caller::ProxyItself,
             info: info(&requested),
             http,
-            on_filtered_listener: false,
+            listener: ListenerRoles::default(),
         };
         let (json, kind) = (Representation::Object(FeedEncoding::Json), ReadKind::List(ResourceVersionMatch::Any));
         let need = FeedRequirements::new(&request, &permission, &widgets("uid/1"), name, json, kind);

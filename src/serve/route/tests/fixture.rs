@@ -24,6 +24,7 @@ pub(super) struct TestRequest {
     user_agent: Option<&'static str>,
     impersonates: bool,
     is_filtered: bool,
+    is_reduced: bool,
     coverage: CacheCoverage,
 }
 
@@ -35,6 +36,7 @@ pub(super) fn get(uri: impl Into<String>) -> TestRequest {
         user_agent: None,
         impersonates: false,
         is_filtered: false,
+        is_reduced: false,
         coverage: CacheCoverage::default(),
     }
 }
@@ -72,7 +74,7 @@ impl TestRequest {
         let query = UrlQuery::parse(query);
         let info = RequestInfo::parse(self.method, path, &query).expect("a path that the apiserver takes apart");
         let method = Method::from_bytes(self.method.as_bytes()).expect("a method");
-        let Self { accept, user_agent, impersonates, is_filtered, ref coverage, .. } = *self;
+        let Self { accept, user_agent, impersonates, is_filtered, is_reduced, ref coverage, .. } = *self;
         let input = ReadRouteInput {
             method: &method,
             info: &info,
@@ -82,6 +84,7 @@ impl TestRequest {
             impersonates,
             is_feed_request: false,
             is_filtered,
+            is_reduced,
         };
         route(&input, resource(&info).as_ref(), coverage).map(|(_, route)| route)
     }

@@ -45,7 +45,7 @@ impl WatchSessionContext {
             }
             WatchExit::Unrenderable(refused) => {
                 self.feed.refuse(
-                    self.cursor.renderer().representation(),
+                    self.cursor.renderer().representation().full(),
                     DerivedRepresentationRefusal::UnsupportedObject,
                     &refused,
                 );
