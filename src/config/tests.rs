@@ -213,6 +213,20 @@ fn unsafe_configuration_is_refused_with_the_reason() {
     assert!(refuse(&["--impersonator-kubeconfig", "/k"]).contains("delegated.* requires auth: delegated"));
     let filtered = ServeArguments::default().resolve_text("reads: {filter: {users: [ada]}}").expect_err("a problem");
     assert!(filtered.to_string().contains("reads.filter requires auth: delegated"), "{filtered}");
+    for (drop, problem) in [
+        ("users: [ada]", "reads.drop.groups and reads.drop.users require auth: delegated"),
+        ("groups: [agents]", "reads.drop.groups and reads.drop.users require auth: delegated"),
+        ("userAgents: ['']", "reads.drop.userAgents: an empty prefix matches every client"),
+        ("listeners: ['127.0.0.1:1']", "reads.drop.listeners: 127.0.0.1:1 is not in `listen`"),
+        ("fields: [spec]", "fields"),
+    ] {
+        let refused = ServeArguments::default().resolve_text(&format!("reads: {{drop: {{{drop}}}}}"));
+        let refused = refused.expect_err("a problem").to_string();
+        assert!(refused.contains(problem), "{refused}");
+    }
+    let reduced = "listen: ['localhost:8001']\nreads: {drop: {userAgents: [a/], listeners: ['127.0.0.1:8001']}}";
+    let reduced = ServeArguments::default().resolve_text(reduced).expect("no problem").serve.reduced;
+    assert_eq!((reduced.user_agents, reduced.callers.listeners.len()), (vec!["a/".to_owned()], 1));
     let listeners = |named: &str| {
         let listen = "auth: delegated\nlisten: ['localhost:8001', 'unix:/run/x']";
         ServeArguments::default().resolve_text(&format!("{listen}\nreads: {{filter: {{listeners: [{named}]}}}}"))

@@ -3,6 +3,7 @@ mod encoding;
 mod envelope;
 mod fixtures;
 mod hostile;
+mod managed_fields;
 mod object;
 mod reader;
 mod splitter;

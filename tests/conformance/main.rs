@@ -42,6 +42,7 @@ mod node_scope;
 mod own_rights;
 mod pods;
 mod readable;
+mod reduced;
 #[allow(dead_code, reason = "the tests of nightly.rs use the rest of it")]
 mod refused_json;
 mod representations;

@@ -60,6 +60,7 @@ mod ports;
 mod process;
 mod readable;
 mod ready;
+mod reduced;
 mod refusals;
 mod refused;
 mod reload;

@@ -36,7 +36,7 @@ pub(crate) struct StoredObject {
 }
 
 /// The order of the metadata members in the Go struct, in which those of built-in kinds are written.
-const STRUCT_ORDER: [&str; 13] = [
+const STRUCT_ORDER: [&str; 14] = [
     "name",
     "generateName",
     "namespace",
@@ -50,9 +50,10 @@ const STRUCT_ORDER: [&str; 13] = [
     "annotations",
     "ownerReferences",
     "finalizers",
+    "managedFields",
 ];
 /// The metadata members in sorted order, as custom resources have them.
-const SORTED_ORDER: [&str; 13] = [
+const SORTED_ORDER: [&str; 14] = [
     "annotations",
     "creationTimestamp",
     "deletionGracePeriodSeconds",
@@ -61,6 +62,7 @@ const SORTED_ORDER: [&str; 13] = [
     "generateName",
     "generation",
     "labels",
+    "managedFields",
     "name",
     "namespace",
     "ownerReferences",
@@ -68,8 +70,14 @@ const SORTED_ORDER: [&str; 13] = [
     "uid",
 ];
 /// The members of the metadata that `DemoObjectMeta` holds in `others`.
-const OTHERS: [&str; 5] =
-    ["generateName", "deletionTimestamp", "deletionGracePeriodSeconds", "ownerReferences", "finalizers"];
+const OTHERS: [&str; 6] = [
+    "generateName",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "ownerReferences",
+    "finalizers",
+    "managedFields",
+];
 
 impl DemoObjectMeta {
     /// Reads the members that clients may set. A resourceVersion that is not a number is ignored.

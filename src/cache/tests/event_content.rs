@@ -1,13 +1,22 @@
 //! W3–W5 and W15: type, content and bytes of a watch's events (R-EVENT-2).
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use proptest::prelude::*;
+use tokio::time::Instant;
 
 use super::fixture::{
     POD, Pod, Seen, added, change, deleted, listed, pods, pull_all, read_frame, reported, ring, rv, seen, view,
 };
-use crate::cache::{CacheReader, CollectionView, FeedCursor, ObjectChange, WatchStartPosition, watch_event_type};
+use crate::cache::event::DerivedFrameAccounts;
+use crate::cache::{
+    CacheReader, CollectionView, FeedCursor, FeedEvent, ObjectChange, PullResult, WatchStartPosition, watch_event_type,
+};
+use crate::wire::{FeedEncoding, ObjectRenderer, Representation};
+use base::MemoryAccount;
 use kubeapi::EventType::{self, Added, Deleted, Modified};
+use kubeapi::MetaApiVersion;
 
 #[test]
 fn event_type_depends_on_match_before_and_after_the_change() {
@@ -193,4 +202,59 @@ proptest! {
         }
         prop_assert_eq!(reported, expected);
     }
+}
+
+/// Returns the types of the events that a reader receives, joined.
+fn types(cursor: &mut FeedCursor, at: u64) -> String {
+    let mut batch = Vec::new();
+    while let PullResult::Frames { .. } = cursor.pull(1, None, &mut batch) {}
+    let PullResult::CaughtUp { progress } = cursor.pull(1, None, &mut batch) else { panic!("all events are cached") };
+    assert_eq!(progress.rv, rv(at), "an event that is not sent is passed");
+    let of_frame =
+        |frame: &Bytes| serde_json::from_slice::<serde_json::Value>(frame).expect("one event")["type"].clone();
+    batch.iter().map(|frame| of_frame(frame).as_str().expect("a type").to_owned()).collect()
+}
+
+/// Metadata shows no node. Readers of all fields see every change.
+#[test]
+fn reader_that_leaves_fields_out_receives_only_events_that_show_a_change() {
+    const MOVED: Pod = Pod { node: "n2", ..INSIDE };
+    let (mut writer, reader) = listed(ring(100), 1, &[(INSIDE, 1)]);
+    let metadata = Representation::Metadata(FeedEncoding::Json, MetaApiVersion::V1);
+    let metadata = ObjectRenderer::derived(metadata, reader.envelope(), 37).expect("metadata of every kind");
+    let reduced = |renderer: &ObjectRenderer| renderer.clone().with_fields_of(renderer.representation().reduced());
+    let (full, on_n2) = (reader.verbatim().clone(), view("", "", "spec.nodeName=n2"));
+    let all = CollectionView::everything;
+    let mut cursors = [
+        (all(), full.clone()),
+        (all(), reduced(&full)),
+        (all(), metadata.clone()),
+        (all(), reduced(&metadata)),
+        (on_n2, reduced(&metadata)),
+    ]
+    .map(|(view, renderer)| open(&reader, 1, view).rendered_by(renderer));
+    for (event_type, pod, at, expected) in [
+        // The version has more digits.
+        (Modified, INSIDE, 10, ["MODIFIED", "", "MODIFIED", "", ""]),
+        (Modified, MOVED, 11, ["MODIFIED", "MODIFIED", "MODIFIED", "", "ADDED"]),
+        (Modified, MOVED, 12, ["MODIFIED", "", "MODIFIED", "", ""]),
+        (Modified, INSIDE, 13, ["MODIFIED", "MODIFIED", "MODIFIED", "", "DELETED"]),
+        (Modified, CHANGED, 14, ["MODIFIED", "MODIFIED", "MODIFIED", "MODIFIED", ""]),
+        (Deleted, CHANGED, 15, ["DELETED", "DELETED", "DELETED", "DELETED", ""]),
+        (Added, CHANGED, 16, ["ADDED", "ADDED", "ADDED", "ADDED", ""]),
+    ] {
+        writer.apply([change(event_type, &pod, at)]).expect("in order");
+        assert_eq!(cursors.each_mut().map(|cursor| types(cursor, at)), expected, "{at}");
+    }
+    assert_eq!(cursors.each_mut().map(FeedCursor::take_unchanged), [0, 2, 0, 4, 1]);
+    assert_eq!(cursors.each_mut().map(FeedCursor::take_unchanged), [0; 5]);
+    // A reader that comes later gets the same events, and none is compared again.
+    let event = reader.events().into_iter().find(|event| event.rv == rv(12)).expect("in the ring");
+    let made = DerivedFrameAccounts { bytes: Arc::default(), account: MemoryAccount::new() };
+    assert_eq!(event.frame_as(Modified, &reduced(&full), &made).expect("no refusal"), None);
+    assert_eq!(made.account.bytes(), 0, "the decision was kept with the event");
+    // An event whose previous state is unknown is sent.
+    let frame = INSIDE.frame(Modified, 20);
+    let unknown = FeedEvent::new(1, Modified, Arc::new(INSIDE.object(20)), None, frame.clone(), Instant::now());
+    assert_eq!(unknown.frame_as(Modified, &reduced(&full), &made).expect("no refusal"), Some(frame));
 }

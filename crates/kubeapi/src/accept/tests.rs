@@ -29,6 +29,38 @@ fn accept_header_over_limit_is_rejected_before_sorting() {
 }
 
 #[test]
+fn drop_parameter_of_the_chosen_clause_names_managed_fields() {
+    let many = format!("application/json;drop={}metadata.managedFields", "a+".repeat(1_000));
+    let too_long = format!("application/json;drop={}metadata.managedFields", "a+".repeat(10_000));
+    let metadata = "as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+    for (accept, drops) in [
+        ("application/json;drop=metadata.managedFields", true),
+        ("application/json; drop=metadata.managedFields ;q=0.5", true),
+        ("application/vnd.kubernetes.protobuf;drop=metadata.managedFields,application/json", true),
+        ("application/json;drop=spec+metadata.managedFields+", true),
+        ("application/json;drop=metadata.managedFields+metadata.managedFields", true),
+        (&format!("application/json;{metadata};drop=metadata.managedFields"), true),
+        ("*/*;drop=metadata.managedFields", true),
+        (&many, true),
+        ("application/json", false),
+        ("application/json;drop=", false),
+        ("application/json;drop=metadata", false),
+        ("application/json;drop=metadata.managedfields", false),
+        ("application/json;drop=metadata.managedFields.manager", false),
+        ("application/json;drop=metadata.managedFields,spec", true),
+        ("application/json;drop=metadata.managedFields;drop=spec", false),
+        ("application/json;fields=metadata.managedFields", false),
+        // Another clause is chosen.
+        ("application/json,application/yaml;drop=metadata.managedFields", false),
+        ("text/html;drop=metadata.managedFields,application/json", false),
+        (&too_long, false),
+    ] {
+        assert_eq!(drops_managed_fields(Some(accept), SupportedMediaTypes::BUILTIN), drops, "{accept:.80}");
+    }
+    assert!(!drops_managed_fields(None, SupportedMediaTypes::BUILTIN));
+}
+
+#[test]
 fn best_supported_accept_clause_wins() {
     let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
     let old_table = "application/json;as=Table;v=v1beta1;g=meta.k8s.io";

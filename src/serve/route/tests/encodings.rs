@@ -49,6 +49,38 @@ fn accept_negotiation_matches_apiserver() {
     );
 }
 
+#[test]
+fn managed_fields_are_left_out_for_clients_that_drop_them() {
+    let (reduced, version) = (|encoding| Representation::Reduced(encoding, None), MetaApiVersion::V1);
+    let asks = "application/json;drop=metadata.managedFields";
+    for (uri, accept, full) in [
+        (POD, asks, Representation::Object(FeedEncoding::Json)),
+        (PODS, asks, Representation::Object(FeedEncoding::Json)),
+        (POD_WATCH, asks, Representation::Object(FeedEncoding::Json)),
+        (WIDGETS, asks, Representation::Object(FeedEncoding::Json)),
+        (
+            PODS,
+            "application/vnd.kubernetes.protobuf;drop=metadata.managedFields,application/json",
+            Representation::Object(FeedEncoding::Protobuf),
+        ),
+        (
+            POD_WATCH,
+            "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1;drop=metadata.managedFields",
+            Representation::Metadata(FeedEncoding::Json, version),
+        ),
+    ] {
+        assert_eq!(get(uri).accept(accept).representation(), full.reduced(), "{uri}");
+        assert_eq!(full.reduced().full(), full);
+    }
+    // The configuration names clients that do not ask.
+    for (accept, encoding) in [("application/json", FeedEncoding::Json), (PROTOBUF_FIRST, FeedEncoding::Protobuf)] {
+        assert_eq!(get(PODS).accept(accept).reduced().representation(), reduced(encoding));
+    }
+    // Upstream leaves no fields out of a Table.
+    let table = "application/json;as=Table;v=v1;g=meta.k8s.io;drop=metadata.managedFields";
+    assert_eq!(get(POD_WATCH).accept(table).representation(), Representation::Table(IncludeObjectPolicy::Metadata));
+}
+
 /// Custom resources have no protobuf. A client that prefers it receives JSON, and one that accepts nothing else
 /// receives a 406 from upstream.
 #[test]

@@ -58,6 +58,11 @@ impl TestRequest {
         Self { impersonates: true, ..self }
     }
 
+    /// Leaves managed fields out of the response.
+    pub(super) fn reduced(self) -> Self {
+        Self { is_reduced: true, ..self }
+    }
+
     /// Filters the response.
     pub(super) fn filtered(self) -> Self {
         Self { is_filtered: true, ..self }
@@ -106,9 +111,7 @@ impl TestRequest {
     pub(super) fn encoding(&self) -> FeedEncoding {
         match self.representation() {
             Representation::Object(encoding) => encoding,
-            other @ (Representation::Metadata(..) | Representation::Table(_)) => {
-                panic!("{self:?} is answered with {other}")
-            }
+            other => panic!("{self:?} is answered with {other}"),
         }
     }
 
