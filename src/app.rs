@@ -48,6 +48,7 @@ use crate::upstream::{
     self, CredentialError, DocumentRefusalBackoff, ResourceCatalog, UpstreamClient, UpstreamCostTotals,
     UpstreamEndpoints,
 };
+use crate::wire;
 use base::{self, BackgroundTasks, CoreRuntimes, DrainTrigger, DrainWatch, ReadinessTracker, RuntimeHeartbeat};
 
 /// The application, listening but not yet accepting connections.
@@ -444,6 +445,7 @@ fn describe() {
     auth::describe();
     reflect::describe();
     net::describe();
+    wire::describe();
     upstream::describe();
     base::describe();
     metrics::describe();

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::{
     FeedEncoding, FrameEnvelope, IncludeObjectPolicy, JsonLayout, ListFrame, ListMeta, MetadataRenderer,
-    ObjectRevision, ProtobufJsonTranscoder, Representation, TranscodeError, TranscodeRefusal, table,
+    ObjectRevision, ProtobufJsonTranscoder, Representation, TranscodeError, TranscodeRefusal, metrics, table,
     without_managed_fields,
 };
 use kubeapi::{EventType, MetaApiVersion};
@@ -150,8 +150,10 @@ impl ObjectRenderer {
     /// Returns the body in the renderer's representation, in the normal form of [`wire`](super). It shares `body`'s
     /// bytes where possible.
     pub fn body(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
-        let source = self.source(body);
-        let body = &*source;
+        self.body_of(&self.counted_source(body))
+    }
+
+    fn body_of(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
         match (self.state.method, self.state.representation.encoding()) {
             (RenderMethod::Verbatim, _) => Ok(body.clone()),
             (RenderMethod::Metadata(metadata, FeedEncoding::Protobuf), FeedEncoding::Protobuf) => {
@@ -172,7 +174,7 @@ impl ObjectRenderer {
 
     /// Appends the rendered body. If the body is refused, `out` is unchanged.
     pub fn put_body(&self, body: &Bytes, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
-        self.put_source(&self.source(body), out)
+        self.put_source(&self.counted_source(body), out)
     }
 
     fn put_source(&self, body: &Bytes, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
@@ -210,6 +212,14 @@ impl ObjectRenderer {
         if self.is_reduced { without_managed_fields(body) } else { Cow::Borrowed(body) }
     }
 
+    fn counted_source<'a>(&self, body: &'a Bytes) -> Cow<'a, Bytes> {
+        let source = self.source(body);
+        if source.len() < body.len() {
+            metrics::reduced(body.len() - source.len());
+        }
+        source
+    }
+
     /// Whether a client of this renderer sees no difference between two states of one object, except the version. Only
     /// clients that leave fields out have such states.
     pub fn is_unchanged(&self, before: &ObjectRevision, after: &ObjectRevision) -> bool {
@@ -218,7 +228,7 @@ impl ObjectRenderer {
         }
         // Equal sources are written as equal bodies.
         let shown = |body: &Bytes| match self.state.method {
-            RenderMethod::Metadata(..) => self.body(body).ok(),
+            RenderMethod::Metadata(..) => self.body_of(&self.source(body)).ok(),
             _ => Some(self.source(body).into_owned()),
         };
         shown(after.body()).is_some_and(|after_body| shown(&before.with_resource_version(after.rv)) == Some(after_body))

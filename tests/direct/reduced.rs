@@ -45,7 +45,7 @@ async fn reads_without_the_field_have_all_other_bytes() {
     let up = demo::upstream().pods(1).run().await;
     let mut rv = 0;
     for n in 0..300 {
-        rv = up.put("configmaps", configmap(&format!("c-{n}"), &"v".repeat(n), "writer"));
+        rv = up.put("configmaps", configmap(&format!("c-{n}"), &"v".repeat(500 + n), "writer"));
     }
     up.put("widgets", json!({"metadata": {"name": "w", "namespace": "default", "managedFields": [{"manager": "m"}]}}));
     let app = direct::app(&up)

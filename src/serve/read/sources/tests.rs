@@ -10,7 +10,7 @@ use crate::auth::{Authorizer, Caller};
 use crate::cache::CacheConfig;
 use crate::feeds::FeedStartRequest;
 use crate::serve::response::ResponseContext;
-use crate::serve::serve_config::ListenerRoles;
+use crate::serve::serve_config::{ListenerRoles, ReducedReads};
 use base::DrainTrigger;
 use kubeapi::{Gvr, ListPageSource, RequestInfo, UrlQuery};
 
@@ -196,20 +196,42 @@ fn read_requires_permission_for_its_collection_and_name() {
         let grant = Authorizer::open().grant(&Caller::ProxyItself, &info(&permitted)).now_or_never();
         let permission =
             ReadPermission::Collection(grant.expect("decided without a review").expect("the caller is the proxy"));
-        let http = Request::get(&requested).body(Either::Left(ReceivedBody::empty())).expect("a request");
-        let request = ReadRequest {
-            query: Arc::new(UrlQuery::parse("")),
-            context: ResponseContext::from_headers(http.headers(), Arc::default()),
-            received: Instant::now(),
-            caller: Caller::ProxyItself,
-            info: info(&requested),
-            http,
-            listener: ListenerRoles::default(),
-        };
+        let request = read_request(&requested);
         let (json, kind) = (Representation::Object(FeedEncoding::Json), ReadKind::List(ResourceVersionMatch::Any));
         let need = FeedRequirements::new(&request, &permission, &widgets("uid/1"), name, json, kind);
         let refused = NotServable::Forward(ForwardReason::PermissionMismatch);
         assert_eq!(need.err(), (!fits).then_some(refused), "{requested} {name:?} with a permission for {permitted}");
+    }
+}
+
+fn read_request(path: &str) -> ReadRequest {
+    let http = Request::get(path).header("user-agent", "agent/1").body(Either::Left(ReceivedBody::empty()));
+    let http = http.expect("a request");
+    ReadRequest {
+        query: Arc::new(UrlQuery::parse("")),
+        context: ResponseContext::from_headers(http.headers(), Arc::default()),
+        received: Instant::now(),
+        caller: Caller::ProxyItself,
+        info: RequestInfo::parse("GET", path, &UrlQuery::parse("")).expect("no empty segment"),
+        http,
+        listener: ListenerRoles::default(),
+    }
+}
+
+/// Proxies below serve the objects to clients that read all fields.
+#[test]
+fn proxy_below_receives_all_fields() {
+    let named = ReducedReads { user_agents: vec!["agent/".to_owned()], ..ReducedReads::default() };
+    for (by_proxy, on_listener, readers, is_reduced) in [
+        (false, false, &named, true),
+        (false, true, &ReducedReads::default(), true),
+        (false, false, &ReducedReads::default(), false),
+        (true, true, &named, false),
+    ] {
+        let mut request = read_request("/api/v1/pods");
+        request.context.by_proxy = by_proxy;
+        request.listener.is_reduced = on_listener;
+        assert_eq!(request.is_reduced(readers), is_reduced, "{by_proxy} {on_listener}");
     }
 }
 
