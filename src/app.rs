@@ -38,6 +38,7 @@ use self::reload::ReloadableSettings;
 pub use self::reload::{ConfigReloadSources, SetLogLevelFn};
 use crate::admin::{self, AdminPages, HealthPages};
 use crate::auth::{self, AuthMode, Authorizer};
+use crate::cache;
 use crate::config::ServeSettings;
 use crate::feeds::FeedRegistry;
 pub use crate::net::InheritedSockets;
@@ -446,6 +447,7 @@ fn describe() {
     reflect::describe();
     net::describe();
     wire::describe();
+    cache::describe();
     upstream::describe();
     base::describe();
     metrics::describe();

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::lane::{EventLane, LaneReadResult};
 use super::shared::{FeedProgress, SharedFeedCache};
-use super::{CollectionView, FeedEvent, FeedSnapshot, LaneObserver};
+use super::{CollectionView, FeedEvent, FeedSnapshot, LaneObserver, metrics};
 use crate::wire::{ObjectRenderer, TranscodeError};
 use kubeapi::{EventType, ResourceVersion};
 
@@ -24,8 +24,6 @@ pub struct FeedCursor {
     after: ResourceVersion,
     /// The version up to which events are skipped, because the reader requested later ones. It may be in the future.
     skip: ResourceVersion,
-    /// The number of events that were not sent, because the reader would see no change.
-    unchanged: u64,
 }
 
 /// The result of pulling events from a cursor.
@@ -98,12 +96,7 @@ impl FeedCursor {
     ) -> Self {
         let (slot, view) = lane.add_reader(view);
         let renderer = shared.verbatim.clone();
-        Self { shared, lane, view, renderer, slot, next, after, skip, unchanged: 0 }
-    }
-
-    /// Returns how many events were not sent since the last call, because the reader would see no change.
-    pub fn take_unchanged(&mut self) -> u64 {
-        std::mem::take(&mut self.unchanged)
+        Self { shared, lane, view, renderer, slot, next, after, skip }
     }
 
     /// Returns this cursor with another renderer for its frames.
@@ -167,7 +160,7 @@ impl FeedCursor {
             }
             let mut last = self.after;
             let mut applied = None;
-            let mut stop = None;
+            let (mut stop, mut unchanged) = (None, 0);
             for event in &events {
                 if until.is_some_and(|until| event.seq >= until.seq) {
                     stop = Some(CursorStopReason::MarkReached);
@@ -177,7 +170,7 @@ impl FeedCursor {
                 let frame = match event_type.map(|event_type| (filter(event, event_type), event_type)) {
                     Some((EventFilterDecision::Send, event_type)) => {
                         let frame = event.frame_as(event_type, &self.renderer, &self.shared.made);
-                        self.unchanged += u64::from(matches!(frame, Ok(None)));
+                        unchanged += u64::from(matches!(frame, Ok(None)));
                         frame
                     }
                     Some((EventFilterDecision::SendDeleted, _)) => event.deleted_frame(&self.renderer),
@@ -205,6 +198,7 @@ impl FeedCursor {
                     break;
                 }
             }
+            metrics::unchanged(unchanged);
             let is_at_end = read == (LaneReadResult::Events { caught_up: true })
                 && events.last().is_some_and(|event| event.seq < self.next);
             if let (Some(applied), true) = (applied, batch.len() > before) {

@@ -115,6 +115,7 @@ pub(crate) struct RoutedWatch {
 
 /// The parts of a request that determine its route.
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one request")]
 pub(crate) struct ReadRouteInput<'a> {
     pub(crate) method: &'a Method,
     pub(crate) info: &'a RequestInfo,

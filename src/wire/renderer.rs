@@ -87,8 +87,8 @@ impl ObjectRenderer {
                 (RenderMethod::Rows(MetadataRenderer::for_server(minor, feed.api_version(), feed.kind())), feed.clone())
             }
             Representation::Object(FeedEncoding::Protobuf | FeedEncoding::Table)
-            | Representation::Metadata(FeedEncoding::Protobuf, MetaApiVersion::V1beta1) => return None,
-            Representation::Reduced(..) => return None,
+            | Representation::Metadata(FeedEncoding::Protobuf, MetaApiVersion::V1beta1)
+            | Representation::Reduced(..) => return None,
             _ if rows => return None,
             Representation::Object(FeedEncoding::Json) => {
                 let transcoder = ProtobufJsonTranscoder::for_server(minor, feed.api_version(), feed.kind())?;

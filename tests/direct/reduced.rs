@@ -148,7 +148,7 @@ async fn watch_is_not_sent_events_without_a_visible_change() {
     let seen: Vec<_> = metadata.changes().iter().map(|event| event.rv).collect();
     assert_eq!(seen, [deleted], "its metadata did not change before");
     let metrics = app.admin("/metrics").await.text();
-    let unsent = |line: &&str| line.starts_with("kube_fanout_watch_unchanged_events_total{");
+    let unsent = |line: &&str| line.starts_with("kube_fanout_watch_unchanged_events_total ");
     let unsent: u64 =
         metrics.lines().filter(unsent).filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum();
     assert!(unsent >= 2 * 3 + 3 + 2 + 4, "{unsent}: {metrics}");

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"runtime"
 	"sort"
 	"sync"
 	"time"
@@ -21,6 +22,7 @@ type informerGroup struct {
 	running  sync.WaitGroup
 	cancel   context.CancelFunc
 	synced   time.Duration // how long the first lists took
+	heap     uint64        // bytes of the heap in use after that
 }
 
 // informerRecord is the end state of one informer.
@@ -46,6 +48,7 @@ type informerSummary struct {
 	WatchLists  int64   `json:"watchlists"`
 	Watches     int64   `json:"watches"`
 	SyncSeconds float64 `json:"sync_seconds"`
+	HeapBytes   uint64  `json:"heap_bytes"`          // in use after the first lists
 	Reference   string  `json:"reference,omitempty"` // how the stores compare with a direct list
 }
 
@@ -60,6 +63,10 @@ func (g *informerGroup) observe(ctx context.Context, o *informerOptions) error {
 		}
 	}
 	g.synced = time.Since(started)
+	var memory runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&memory)
+	g.heap = memory.HeapInuse
 	if err := touch(o.readyFile); err != nil {
 		return err
 	}
@@ -90,7 +97,7 @@ func (g *informerGroup) finish(ctx context.Context, reference clientFlags, o *in
 	}
 	g.cancel()
 	g.running.Wait()
-	summary := informerSummary{Kind: "summary", Informers: len(g.members), SyncSeconds: g.synced.Seconds()}
+	summary := informerSummary{Kind: "summary", Informers: len(g.members), SyncSeconds: g.synced.Seconds(), HeapBytes: g.heap}
 	digests := map[string]int{}
 	var problems []error
 	for n, member := range g.members {

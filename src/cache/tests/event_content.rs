@@ -246,8 +246,6 @@ fn reader_that_leaves_fields_out_receives_only_events_that_show_a_change() {
         writer.apply([change(event_type, &pod, at)]).expect("in order");
         assert_eq!(cursors.each_mut().map(|cursor| types(cursor, at)), expected, "{at}");
     }
-    assert_eq!(cursors.each_mut().map(FeedCursor::take_unchanged), [0, 2, 0, 4, 1]);
-    assert_eq!(cursors.each_mut().map(FeedCursor::take_unchanged), [0; 5]);
     // A reader that comes later gets the same events, and none is compared again.
     let event = reader.events().into_iter().find(|event| event.rv == rv(12)).expect("in the ring");
     let made = DerivedFrameAccounts { bytes: Arc::default(), account: MemoryAccount::new() };

@@ -123,13 +123,6 @@ impl WatchMetrics {
         }
     }
 
-    /// Counts events that were not sent, because the client would see no change.
-    pub(crate) fn unchanged(&self, events: u64) {
-        if events > 0 {
-            counter!("kube_fanout_watch_unchanged_events_total", self.handles.labels.clone()).increment(events);
-        }
-    }
-
     /// Records the last version sent, the position of the next event, and whether the watch is idle.
     pub(crate) fn reported(&self, rv: ResourceVersion, next: u64, is_parked: bool) {
         if let Some(active_watch) = &self.active_watch {
@@ -240,10 +233,6 @@ pub fn describe() {
     describe_gauge!("kube_fanout_watches_waiting", "watches that wait for their initial state");
     describe_counter!("kube_fanout_watch_events_total", "watch frames sent to clients, bookmarks included");
     describe_counter!("kube_fanout_watch_bytes_total", Unit::Bytes, "bytes of watch frames sent to clients");
-    describe_counter!(
-        "kube_fanout_watch_unchanged_events_total",
-        "events not sent to watches that would show no change without the fields that they leave out"
-    );
     describe_counter!("kube_fanout_watch_gzip_bytes_total", Unit::Bytes, "bytes of compressed watches, by stage");
     describe_histogram!(
         "kube_fanout_watch_delivery_seconds",

@@ -237,7 +237,6 @@ impl WatchSession {
                 break Poll::Ready(Some(()));
             }
         };
-        common.metrics.unchanged(common.cursor.take_unchanged());
         common.metrics.reported(common.last_sent_rv, common.cursor.next(), common.is_parked);
         polled
     }
