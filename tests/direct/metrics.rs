@@ -13,7 +13,7 @@ use crate::process::{Process, metric};
 /// A metric, and a label that one of its lines must have.
 type Metric = (&'static str, &'static str);
 
-const IN_SERVICE: [Metric; 41] = [
+const IN_SERVICE: [Metric; 43] = [
     ("kube_fanout_ready", ""),
     ("kube_fanout_tasks", ""),
     ("kube_fanout_build_info", concat!("version=\"", env!("CARGO_PKG_VERSION"), "\"")),
@@ -46,6 +46,8 @@ const IN_SERVICE: [Metric; 41] = [
     ("kube_fanout_watch_events_total", "pods.v1"),
     ("kube_fanout_watch_bytes_total", "pods.v1"),
     ("kube_fanout_watch_gzip_bytes_total", "after"),
+    ("kube_fanout_reduced_bytes_total", ""),
+    ("kube_fanout_watch_unchanged_events_total", ""),
     ("kube_fanout_watch_delivery_seconds_count", "pods.v1"),
     ("kube_fanout_watches_ended_total", "expired"),
     ("kube_fanout_served_total", "list"),
@@ -138,6 +140,15 @@ async fn serve_all_kinds(up: &RunningDemoApiserver, client: &Client) -> Watch {
     metadata.reached(up.create_pod("default", "one")).await;
     up.faults().only("pods").duplicate_event();
     open.reached(up.create_pod("default", "two")).await;
+    let reduced =
+        client.watch(CONFIGMAPS).initial_events().accept("application/json;drop=metadata.managedFields").await;
+    reduced.listed().await;
+    for manager in ["a", "b"] {
+        let metadata =
+            serde_json::json!({"namespace": "default", "name": "c", "managedFields": [{"manager": manager}]});
+        up.put("configmaps", serde_json::json!({"metadata": metadata}));
+    }
+    reduced.reached(up.put("configmaps", direct::configmap("default", "last", ""))).await;
     let other = up.put("nodes", serde_json::json!({"metadata": {"name": "n"}}));
     up.faults().only("pods").bookmark();
     open.reached(other).await;
