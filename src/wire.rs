@@ -34,7 +34,6 @@ mod list_frame;
 mod managed_fields;
 mod metrics;
 mod object;
-mod path_trie;
 mod proto_reader;
 mod reader;
 mod renderer;

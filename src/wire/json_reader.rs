@@ -1,8 +1,9 @@
 //! Decoder of JSON: of event lines, LIST pages and objects. An object takes a single validating pass that keeps only
-//! the values that a [`PathTrie`] selects.
+//! the values at the paths of a [`JsonPaths`].
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 
 use memchr::{memchr, memchr2};
 use serde::Deserialize;
@@ -13,8 +14,7 @@ use super::WireError;
 use super::bookmark::INITIAL_EVENTS_END;
 use super::envelope::{JSON_EVENT_HEAD, JSON_EVENT_OBJECT, JSON_EVENT_TAIL, json_text};
 use super::object::{DecodedObjectFields, ResourceVersionSpan, parse_resource_version, sort_labels};
-use super::path_trie::{FieldValueSlots, PathTrie, TrieNodeId};
-use kubeapi::{EventType, ObjectKey, ResourceVersion, SelectableAttributes, SelectableFieldTable};
+use kubeapi::{EventType, ObjectKey, ResourceVersion, SelectableAttributes, SelectableFieldSpec, SelectableFieldTable};
 
 /// Splits an event line into its type and its object. The line must have the bytes that
 /// [`FrameEnvelope::frame`](super::FrameEnvelope::frame) puts around them: another layout could not be reproduced from
@@ -76,49 +76,52 @@ pub(super) struct ParsedListMetadata<'a> {
     pub(super) remaining: Option<i64>,
 }
 
-/// The paths that are read from the objects of one feed.
+/// The paths that are read from the objects of one feed. One walk over an object visits them all and skips everything
+/// else.
 pub(super) struct JsonPaths {
-    trie: PathTrie<Box<str>>,
-    metadata: TrieNodeId,
-    labels: TrieNodeId,
-    fields: Vec<FieldValueSlots>,
+    fields: Arc<SelectableFieldTable>,
+    /// The paths, sorted, so that those with the same first steps are neighbours.
+    paths: Vec<JsonPath>,
 }
+
+/// The keys on the way to a value, and the slot in which a text or number there is stored.
+type JsonPath = (Vec<String>, usize);
 
 /// The values found by one pass. Strings are borrowed from the document unless they have escapes.
 pub(super) struct ParsedObjectParts<'de> {
     document: &'de str,
     texts: Vec<Option<Cow<'de, str>>>,
     labels: Vec<(Cow<'de, str>, Cow<'de, str>)>,
-    has_metadata: bool,
 }
 
 impl JsonPaths {
-    pub(super) fn new(table: &SelectableFieldTable) -> Self {
-        let mut trie = PathTrie::new();
-        let under_metadata = |step: &str| [Box::from("metadata"), Box::from(step)];
+    pub(super) fn new(table: &Arc<SelectableFieldTable>) -> Self {
         // This order is that of the slot constants below.
-        for (slot, step) in ["name", "namespace", "resourceVersion"].into_iter().enumerate() {
-            assert_eq!(trie.slot(under_metadata(step)), slot, "slots are numbered in the order of asking");
-        }
-        trie.slot([Box::from("kind")]);
-        trie.slot([Box::from("apiVersion")]);
-        trie.slot(["metadata".into(), "annotations".into(), INITIAL_EVENTS_END.into()]);
-        let metadata = trie.node([Box::from("metadata")]);
-        let labels = trie.node(under_metadata("labels"));
-        let fields = FieldValueSlots::json(&mut trie, table);
-        Self { trie, metadata, labels, fields }
+        let own: [&[&str]; FIELDS_FROM] = [
+            &["metadata", "name"],
+            &["metadata", "namespace"],
+            &["metadata", "resourceVersion"],
+            &["metadata", "labels"],
+            &["kind"],
+            &["apiVersion"],
+            &["metadata", "annotations", INITIAL_EVENTS_END],
+        ];
+        let own = own.map(|path| path.iter().map(|step| (*step).to_owned()).collect());
+        let of_fields = table.fields.iter().flat_map(|field| field.json.iter().cloned());
+        let mut paths: Vec<_> = own.into_iter().chain(of_fields).zip(0..).collect();
+        paths.sort();
+        Self { fields: table.clone(), paths }
     }
 
     /// Reads `document`, which must be exactly one JSON value.
     pub(super) fn read<'de>(&self, document: &'de str) -> Result<ParsedObjectParts<'de>, WireError> {
-        let texts = vec![None; self.trie.slots()];
-        let mut found = ParsedObjectParts { document, texts, labels: Vec::new(), has_metadata: false };
+        let texts = vec![None; self.paths.len()];
+        let mut found = ParsedObjectParts { document, texts, labels: Vec::new() };
         let mut deserializer = serde_json::Deserializer::from_str(document);
-        TrieDeserializer { paths: self, node: PathTrie::<Box<str>>::ROOT, found: &mut found }
-            .deserialize(&mut deserializer)?;
+        PathsDeserializer { paths: &self.paths, depth: 0, found: &mut found }.deserialize(&mut deserializer)?;
         deserializer.end()?;
         check_depth(document)?;
-        if found.has_metadata { Ok(found) } else { Err(WireError::NoMetadata) }
+        Ok(found)
     }
 
     /// Converts the values to an object's parts. The body begins `body_at` bytes into the document.
@@ -131,8 +134,14 @@ impl JsonPaths {
         let key = ObjectKey::new(found.text(NAMESPACE), found.text(NAME));
         let ParsedObjectParts { texts, mut labels, .. } = found;
         sort_labels(&mut labels)?;
-        let text = |_, slot: usize| Ok::<_, WireError>(texts[slot].as_deref().map(Cow::Borrowed));
-        let fields = FieldValueSlots::values(&self.fields, text)?;
+        let mut rest = &texts[FIELDS_FROM..];
+        let value = |field: &SelectableFieldSpec| {
+            let (alternatives, after) = rest.split_at(field.json.len());
+            rest = after;
+            let value = alternatives.iter().flatten().map(|text| &**text).find(|text| !text.is_empty());
+            value.unwrap_or(field.kind.absent_text())
+        };
+        let fields: Vec<_> = self.fields.fields.iter().map(value).collect();
         Ok(DecodedObjectFields { key, rv, rv_at, attributes: SelectableAttributes::new(&labels, &fields) })
     }
 }
@@ -249,45 +258,44 @@ fn string_end(bytes: &[u8], mut at: usize) -> usize {
     bytes.len()
 }
 
-/// A deserializer of the value at one node of the trie.
-struct TrieDeserializer<'p, 'f, 'de> {
-    paths: &'p JsonPaths,
-    node: TrieNodeId,
+/// A deserializer of the value after the first `depth` steps of `paths`, which all have these steps.
+struct PathsDeserializer<'p, 'f, 'de> {
+    paths: &'p [JsonPath],
+    depth: usize,
     found: &'f mut ParsedObjectParts<'de>,
 }
 
-impl<'de> TrieDeserializer<'_, '_, 'de> {
+impl<'p, 'de> PathsDeserializer<'p, '_, 'de> {
     fn put(self, text: Cow<'de, str>) {
-        if let Some(slot) = self.paths.trie.slot_at(self.node) {
-            self.found.texts[slot] = Some(text);
+        for (_, slot) in self.paths.iter().filter(|(path, _)| path.len() == self.depth) {
+            self.found.texts[*slot] = Some(text.clone());
         }
     }
 
     /// Stores a number or boolean. Names and versions must be strings; selectable fields of custom resources may be any
     /// scalar.
     fn put_scalar<E: Error>(self, value: Unexpected<'_>, text: impl fmt::Display) -> Result<(), E> {
-        match self.paths.trie.slot_at(self.node) {
-            Some(slot) if slot < FIELDS_FROM => Err(E::invalid_type(value, &"a string")),
-            _ => {
-                self.put(Cow::Owned(text.to_string()));
-                Ok(())
-            }
+        if self.paths.iter().any(|(path, slot)| path.len() == self.depth && *slot < FIELDS_FROM) {
+            return Err(E::invalid_type(value, &"a string"));
         }
-    }
-
-    fn child(&mut self, node: TrieNodeId) -> TrieDeserializer<'_, '_, 'de> {
-        TrieDeserializer { paths: self.paths, node, found: self.found }
-    }
-
-    fn visit_labels<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some((BorrowedJsonText(key), BorrowedJsonText(value))) = map.next_entry()? {
-            self.found.labels.push((key, value));
-        }
+        self.put(Cow::Owned(text.to_string()));
         Ok(())
+    }
+
+    /// Returns a deserializer of the value after one step more, with a bit that is unique among its siblings. `None` if
+    /// no path has this step. (No table has 64 paths. The bit of a 65th is 0, so it always counts as unseen.)
+    #[inline]
+    fn below(&mut self, step: &str) -> Option<(u64, PathsDeserializer<'p, '_, 'de>)> {
+        let has_step = |(path, _): &JsonPath| path.get(self.depth).is_some_and(|own| own == step);
+        let from = self.paths.iter().position(has_step)?;
+        let count = self.paths[from..].iter().take_while(|path| has_step(path)).count();
+        let below =
+            PathsDeserializer { paths: &self.paths[from..from + count], depth: self.depth + 1, found: self.found };
+        Some((if from < 64 { 1 << from } else { 0 }, below))
     }
 }
 
-impl<'de> DeserializeSeed<'de> for TrieDeserializer<'_, '_, 'de> {
+impl<'de> DeserializeSeed<'de> for PathsDeserializer<'_, '_, 'de> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -295,7 +303,7 @@ impl<'de> DeserializeSeed<'de> for TrieDeserializer<'_, '_, 'de> {
     }
 }
 
-impl<'de> Visitor<'de> for TrieDeserializer<'_, '_, 'de> {
+impl<'de> Visitor<'de> for PathsDeserializer<'_, '_, 'de> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -303,14 +311,16 @@ impl<'de> Visitor<'de> for TrieDeserializer<'_, '_, 'de> {
     }
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
-        if self.node == self.paths.labels {
-            return self.visit_labels(map);
+        if let [(_, LABELS), ..] = self.paths {
+            while let Some((BorrowedJsonText(key), BorrowedJsonText(value))) = map.next_entry()? {
+                self.found.labels.push((key, value));
+            }
+            return Ok(());
         }
-        self.found.has_metadata |= self.node == self.paths.metadata;
-        // The bits of the children seen. If a key occurs twice, decoders disagree about its value.
+        // The bits of the steps seen. If a key occurs twice, decoders disagree about its value.
         let mut seen = 0_u64;
-        while let Some(step) = map.next_key_seed(TrieKeyDeserializer { paths: self.paths, node: self.node })? {
-            let Some((bit, node)) = step else {
+        while let Some(BorrowedJsonText(step)) = map.next_key()? {
+            let Some((bit, below)) = self.below(&step) else {
                 map.next_value::<IgnoredAny>()?;
                 continue;
             };
@@ -318,14 +328,14 @@ impl<'de> Visitor<'de> for TrieDeserializer<'_, '_, 'de> {
                 return Err(A::Error::custom("a key occurs twice"));
             }
             seen |= bit;
-            map.next_value_seed(self.child(node))?;
+            map.next_value_seed(below)?;
         }
         Ok(())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<(), A::Error> {
-        if let Some((_, first)) = self.paths.trie.child(self.node, |step| &**step == "0")
-            && seq.next_element_seed(self.child(first))?.is_none()
+        if let Some((_, first)) = self.below("0")
+            && seq.next_element_seed(first)?.is_none()
         {
             return Ok(());
         }
@@ -364,32 +374,6 @@ impl<'de> Visitor<'de> for TrieDeserializer<'_, '_, 'de> {
     }
 }
 
-/// A deserializer of a key at one node, with the result of [`PathTrie::child`]; `None` for keys that are not selected.
-struct TrieKeyDeserializer<'p> {
-    paths: &'p JsonPaths,
-    node: TrieNodeId,
-}
-
-impl<'de> DeserializeSeed<'de> for TrieKeyDeserializer<'_> {
-    type Value = Option<(u64, TrieNodeId)>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for TrieKeyDeserializer<'_> {
-    type Value = Option<(u64, TrieNodeId)>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a key")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(self.paths.trie.child(self.node, |step| **step == *text))
-    }
-}
-
 /// A string that is borrowed whenever it has no escapes.
 #[derive(Deserialize)]
 struct BorrowedJsonText<'a>(#[serde(borrow)] Cow<'a, str>);
@@ -398,10 +382,11 @@ struct BorrowedJsonText<'a>(#[serde(borrow)] Cow<'a, str>);
 const NAME: usize = 0;
 const NAMESPACE: usize = 1;
 const RESOURCE_VERSION: usize = 2;
-const KIND: usize = 3;
-const API_VERSION: usize = 4;
-const INITIAL_EVENTS_END_SLOT: usize = 5;
-const FIELDS_FROM: usize = 6;
+const LABELS: usize = 3;
+const KIND: usize = 4;
+const API_VERSION: usize = 5;
+const INITIAL_EVENTS_END_SLOT: usize = 6;
+const FIELDS_FROM: usize = 7;
 
 /// The value of `maxNestingDepth` of Go's encoding/json and of the apiserver's own decoder.
 const DEPTH_MAX: usize = 10_000;

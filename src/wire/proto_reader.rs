@@ -1,7 +1,8 @@
 //! Decoder of protobuf: of watch events, Unknown documents and objects. An object takes a field walk that skips
-//! everything that a [`PathTrie`] does not select, so its cost does not depend on the object's size.
+//! everything that is not on the path of a selectable field, so its cost does not depend on the object's size.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use super::WireError;
 use super::bookmark::INITIAL_EVENTS_END;
@@ -11,9 +12,11 @@ use super::envelope::{
 };
 use super::json_reader::check_name;
 use super::object::{DecodedObjectFields, ResourceVersionSpan, parse_resource_version, sort_labels};
-use super::path_trie::{FieldValueSlots, PathTrie, TrieNodeId};
 use kubeapi::protobuf::{self, FieldReader, MAGIC, ProtobufFieldValue, map_entry, plain_field};
-use kubeapi::{EventType, FieldValueKind, ObjectKey, ResourceVersion, SelectableAttributes, SelectableFieldTable};
+use kubeapi::{
+    EventType, FieldValueKind, ObjectKey, ResourceVersion, SelectableAttributes, SelectableFieldSpec,
+    SelectableFieldTable,
+};
 
 /// The parts of a protobuf document: `k8s\0` and Unknown.
 pub(super) struct ProtobufDocument<'a> {
@@ -117,19 +120,10 @@ fn sole_field(message: &[u8], number: u8) -> Result<&[u8], WireError> {
     }
 }
 
-/// The paths that are read from the objects of one feed.
-pub(super) struct ProtoPaths {
-    trie: PathTrie<u32>,
-    fields: Vec<FieldValueSlots>,
-}
+/// The decoder of the objects of one feed, with its selectable fields.
+pub(super) struct ProtoPaths(pub(super) Arc<SelectableFieldTable>);
 
 impl ProtoPaths {
-    pub(super) fn new(table: &SelectableFieldTable) -> Self {
-        let mut trie = PathTrie::new();
-        let fields = FieldValueSlots::protobuf(&mut trie, table);
-        Self { trie, fields }
-    }
-
     /// Reads the metadata of `body`, which must come first, as Go writes it, and the selectable fields. Also returns
     /// whether the object closes the initial events.
     pub(super) fn read(&self, body: &[u8], named: bool) -> Result<(DecodedObjectFields, bool), WireError> {
@@ -155,42 +149,49 @@ impl ProtoPaths {
         }
         check_name(named, namespace, name)?;
         let (rv, rv_at) = resource_version(body, version)?;
-        let mut values = vec![None; self.trie.slots()];
-        // Needed even without selectable fields: the top level has three fields, and the walk detects a truncated body.
-        self.walk(PathTrie::<u32>::ROOT, body, &mut values)?;
-        let text = |kind, slot: usize| values[slot].map(|value| render(kind, value)).transpose();
-        let fields = FieldValueSlots::values(&self.fields, text)?;
+        // The top level has few fields, and this walk detects a truncated body.
+        let mut fields = FieldReader::new(body);
+        while let Some(field) = fields.next_field()? {
+            if field.number == OBJECT_METADATA && field.start > 0 {
+                return Err(WireError::Protobuf("object with two metadata fields"));
+            }
+        }
+        let mut fields = Vec::with_capacity(self.0.fields.len());
+        for field in &self.0.fields {
+            fields.push(field_text(body, field)?);
+        }
         sort_labels(&mut labels)?;
         let (key, attributes) = (ObjectKey::new(namespace, name), SelectableAttributes::new(&labels, &fields));
         Ok((DecodedObjectFields { key, rv, rv_at, attributes }, initial_events_end))
     }
+}
 
-    fn walk<'a>(
-        &self,
-        node: TrieNodeId,
-        message: &'a [u8],
-        values: &mut [Option<ProtobufFieldValue<'a>>],
-    ) -> Result<(), WireError> {
-        // The bits of the children seen: only the first element of a repeated field counts.
-        let mut seen = 0_u64;
-        let mut fields = FieldReader::new(message);
-        while let Some(field) = fields.next_field()? {
-            if field.number == OBJECT_METADATA && node == PathTrie::<u32>::ROOT && field.start > 0 {
-                return Err(WireError::Protobuf("object with two metadata fields"));
-            }
-            let Some((bit, child)) = self.trie.child(node, |number| *number == field.number) else { continue };
-            if seen & bit != 0 {
-                continue;
-            }
-            seen |= bit;
-            if let Some(slot) = self.trie.slot_at(child) {
-                values[slot] = Some(field.value);
-            }
-            if !self.trie.is_leaf(child) {
-                self.walk(child, field.bytes()?, values)?;
+/// Returns the text of a selectable field: the first alternative that is not empty, or the text for absence.
+fn field_text<'a>(body: &'a [u8], field: &SelectableFieldSpec) -> Result<Cow<'a, str>, WireError> {
+    for path in &field.proto {
+        if let Some(value) = value_at(body, path)? {
+            let text = render(field.kind, value)?;
+            if !text.is_empty() {
+                return Ok(text);
             }
         }
-        Ok(())
+    }
+    Ok(field.kind.absent_text().into())
+}
+
+/// Returns the value at the end of a path. Of a repeated field, only the first element counts.
+fn value_at<'a>(message: &'a [u8], path: &[u32]) -> Result<Option<ProtobufFieldValue<'a>>, WireError> {
+    let Some((number, rest)) = path.split_first() else { return Ok(None) };
+    let (mut found, mut fields) = (None, FieldReader::new(message));
+    while let Some(field) = fields.next_field()? {
+        if field.number == *number {
+            found.get_or_insert(field);
+        }
+    }
+    match found {
+        Some(field) if rest.is_empty() => Ok(Some(field.value)),
+        Some(field) => value_at(field.bytes()?, rest),
+        None => Ok(None),
     }
 }
 

@@ -106,7 +106,7 @@ impl ObjectReader {
     pub fn new(encoding: FeedEncoding, shape: JsonLayout, fields: Arc<SelectableFieldTable>) -> Self {
         let paths = match encoding {
             FeedEncoding::Json => ObjectPaths::Json(JsonPaths::new(&fields)),
-            FeedEncoding::Protobuf => ObjectPaths::Protobuf(ProtoPaths::new(&fields)),
+            FeedEncoding::Protobuf => ObjectPaths::Protobuf(ProtoPaths(fields.clone())),
             FeedEncoding::Table => ObjectPaths::Table(JsonPaths::new(&fields), TableColumns::default()),
         };
         Self { layout: shape, fields, paths, expected: None, account: None }
