@@ -11,9 +11,10 @@ const ES256: &str = r#"{"alg":"ES256","kid":"ec"}"#;
 #[tokio::test(start_paused = true)]
 async fn token_with_unusual_claims_is_not_proven() {
     let scene = Scene::new();
-    let claims = claims(scene.now(), &bound_to(&["pod"])).to_string();
+    let issued = scene.now();
+    let claims = claims(issued, &bound_to(&["pod"])).to_string();
     assert!(scene.user(&scene.issuer.signed(ES256, &claims)).is_some());
-    let (now, exp) = (scene.now().to_string(), (scene.now() + 3600).to_string());
+    let (now, exp) = (issued.to_string(), (issued + 3600).to_string());
     let (sub, aud) = (r#""sub":"system:serviceaccount:t1:agent""#, format!(r#""aud":["{ISSUER}"]"#));
     let iss = format!(r#""iss":"{ISSUER}""#);
     let mut spoilt = Vec::new();
