@@ -24,13 +24,14 @@ async fn user_of_a_valid_token_is_that_of_its_review() {
         (&["node"], &[jti, node, node_uid]),
         (&["secret"], &[jti]),
     ] {
-        let claims = claims(scene.now(), &bound_to(kinds));
+        let issued = scene.now();
+        let claims = claims(issued, &bound_to(kinds));
         for token in [scene.issuer.token(&claims), scene.issuer.rs256(RS256, &claims.to_string())] {
             assert_eq!(scene.user(&token).as_deref(), Some(&user_of(extra)), "{kinds:?}");
             assert_eq!(scene.user(&token).as_deref(), Some(&user_of(extra)), "{kinds:?}, from the cache");
             let (id, token) = bearer(&token);
             let identity = scene.verifier.identify(id, &token, SOURCE).expect("not deleted").expect("a valid token");
-            assert_eq!(identity.expires_at, Some(UNIX_EPOCH + Duration::from_secs(scene.now() + 3600)));
+            assert_eq!(identity.expires_at, Some(UNIX_EPOCH + Duration::from_secs(issued + 3600)));
         }
     }
 }
