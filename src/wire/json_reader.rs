@@ -266,9 +266,10 @@ struct PathsDeserializer<'p, 'f, 'de> {
 }
 
 impl<'p, 'de> PathsDeserializer<'p, '_, 'de> {
-    fn put(self, text: &Cow<'de, str>) {
-        for (_, slot) in self.paths.iter().filter(|(path, _)| path.len() == self.depth) {
-            self.found.texts[*slot] = Some(text.clone());
+    fn put(self, text: Cow<'de, str>) {
+        let ends = self.paths.iter().filter(|(path, _)| path.len() == self.depth);
+        for ((_, slot), text) in ends.zip(std::iter::repeat(text)) {
+            self.found.texts[*slot] = Some(text);
         }
     }
 
@@ -278,7 +279,7 @@ impl<'p, 'de> PathsDeserializer<'p, '_, 'de> {
         if self.paths.iter().any(|(path, slot)| path.len() == self.depth && *slot < FIELDS_FROM) {
             return Err(E::invalid_type(value, &"a string"));
         }
-        self.put(&Cow::Owned(text.to_string()));
+        self.put(Cow::Owned(text.to_string()));
         Ok(())
     }
 
@@ -344,12 +345,12 @@ impl<'de> Visitor<'de> for PathsDeserializer<'_, '_, 'de> {
     }
 
     fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<(), E> {
-        self.put(&Cow::Borrowed(text));
+        self.put(Cow::Borrowed(text));
         Ok(())
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<(), E> {
-        self.put(&Cow::Owned(text.to_owned()));
+        self.put(Cow::Owned(text.to_owned()));
         Ok(())
     }
 
