@@ -15,7 +15,7 @@ pub struct JsonListPage<'a> {
 /// Parses a document in JSON that upstream returned for `path`.
 ///
 /// # Errors
-/// It has another form.
+/// It has another form. The error names the path only, because serde's could quote credentials of a review.
 pub fn parse_json<'a, T: Deserialize<'a>>(document: &'a [u8], path: &str) -> Result<T, UpstreamError> {
     serde_json::from_slice(document).map_err(|_| UpstreamError::OtherDocument(path.to_owned()))
 }

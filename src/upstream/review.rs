@@ -221,7 +221,6 @@ impl AccessReviewResult {
     }
 }
 
-/// Parses a review and drops serde's error, because it could quote credentials.
 fn user(info: UserInfo) -> User {
     User {
         name: info.username.unwrap_or_default(),

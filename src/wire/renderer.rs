@@ -192,16 +192,8 @@ impl ObjectRenderer {
                 out.extend_from_slice(PARTIAL_OBJECT_HEAD);
                 metadata.json_from_json(object, out)
             }),
-            (RenderMethod::Metadata(metadata, FeedEncoding::Protobuf), _) => {
-                out.extend_from_slice(&metadata.protobuf(body)?);
-                Ok(())
-            }
-            (RenderMethod::Metadata(metadata, _), _) => {
-                out.extend_from_slice(&metadata.protobuf_from_json(body)?);
-                Ok(())
-            }
-            (RenderMethod::Verbatim, _) => {
-                out.extend_from_slice(body);
+            _ => {
+                out.extend_from_slice(&self.body_of(body)?);
                 Ok(())
             }
         }
