@@ -22,7 +22,6 @@ mod compared_object;
 mod comparison;
 mod comparison_queue;
 mod credential;
-mod filtered_callers;
 mod grant;
 mod grant_error;
 mod grant_lease;
@@ -31,6 +30,7 @@ mod impersonation;
 mod lease_revalidator;
 mod lease_ttls;
 mod metrics;
+mod named_callers;
 mod namespace_access_decisions;
 mod policy_changes;
 mod rbac;
@@ -66,11 +66,11 @@ pub use certificate::{
 pub use credential::{
     BEARER_PROTOCOL, BearerToken, ClientConnectionInfo, MalformedCredential, bearer_token, front_proxy_user,
 };
-pub use filtered_callers::FilteredCallers;
 pub use grant::{GrantStatus, NamespaceAccessChanges, ReadGrant, ReadPermission, ReadableNamespaces};
 pub use grant_error::{GrantError, RevokedPermission};
 pub use impersonation::{Impersonation, ImpersonationDenied, InvalidImpersonation};
 pub use metrics::describe;
+pub use named_callers::NamedCallers;
 pub use namespace_access_decisions::NamespaceAccess;
 pub use rbac::{
     AffectedNamespaces, AffectedUsers, BindingSubjects, ObjectNames, RbacEvent, RbacGrant, RbacKind, RbacObjectKey,

@@ -34,13 +34,13 @@ impl Configuration {
                 node: self.node.as_deref().map(Into::into),
                 authorizes: self.auth != auth::AuthMode::None,
             },
-            filter: auth::FilteredCallers {
+            filter: auth::NamedCallers {
                 groups: self.reads.filter.groups.clone(),
                 users: self.reads.filter.users.clone(),
                 listeners: Vec::new(),
             },
             reduced: serve::ReducedReads {
-                callers: auth::FilteredCallers {
+                callers: auth::NamedCallers {
                     groups: self.reads.drop.groups.clone(),
                     users: self.reads.drop.users.clone(),
                     listeners: Vec::new(),

@@ -6,7 +6,7 @@ use serde_json::to_value;
 
 use super::configuration::{Configuration, TlsSection};
 use super::{ConfigProblems, DelegatedAuthKeys, FlatConfigSettings, ServeSettings, document, kubeconfig};
-use crate::auth::{AuthConfig, AuthMode, FilteredCallers, WebOrigin};
+use crate::auth::{AuthConfig, AuthMode, NamedCallers, WebOrigin};
 use crate::net::ListenAddress;
 use crate::serve::AuditDestination;
 use crate::upstream::{CredentialSource, ServerUrl, UpstreamEndpointsConfig};
@@ -342,7 +342,7 @@ impl ServeSettings {
         if self.auth == AuthMode::None && self.delegated != allowed {
             problems.add("delegated.* requires auth: delegated");
         }
-        if self.auth == AuthMode::None && self.serve.filter != FilteredCallers::default() {
+        if self.auth == AuthMode::None && self.serve.filter != NamedCallers::default() {
             problems.add("reads.filter requires auth: delegated");
         }
         let reduced = &self.serve.reduced;

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::auth::{Caller, FilteredCallers};
+use crate::auth::{Caller, NamedCallers};
 use crate::feeds::AwaitedVersions;
 use crate::net::ListenAddress;
 use crate::serve::limits::{ConcurrencyConfig, SlowReaderLimits};
@@ -14,7 +14,7 @@ pub struct ServeConfig {
     pub consistency: ReadConsistency,
     pub coverage: CacheCoverage,
     /// The callers whose forbidden reads across namespaces are filtered.
-    pub filter: FilteredCallers,
+    pub filter: NamedCallers,
     pub reduced: ReducedReads,
     pub compress_watches: WatchCompression,
     /// Whether exec, attach, portforward and proxy requests are forwarded from a TCP socket without authentication,
@@ -52,7 +52,7 @@ pub enum ReadConsistency {
 /// The clients whose reads leave out `metadata.managedFields`. It protects nothing, so a client can name its user agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReducedReads {
-    pub callers: FilteredCallers,
+    pub callers: NamedCallers,
     /// The prefixes of their user agents.
     pub user_agents: Vec<String>,
 }
@@ -114,7 +114,7 @@ impl Default for ServeConfig {
         Self {
             consistency: ReadConsistency::Strict,
             coverage: CacheCoverage::default(),
-            filter: FilteredCallers::default(),
+            filter: NamedCallers::default(),
             reduced: ReducedReads::default(),
             compress_watches: WatchCompression::default(),
             exec_on_loopback: false,

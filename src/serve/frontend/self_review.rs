@@ -14,7 +14,7 @@ use hyper::body::Frame;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::auth::{Authorizer, Caller, FilteredCallers, ReadPermission};
+use crate::auth::{Authorizer, Caller, NamedCallers, ReadPermission};
 use crate::serve::read::{ReadRequest, has_visible_part};
 use crate::serve::response::{FILTERED, ResponseBody};
 use crate::serve::route::{CacheCoverage, ReadRouteInput, route};
@@ -72,7 +72,7 @@ const STATUS_EVALUATION_ERROR: u8 = 3;
 const STATUS_DENIED: u8 = 4;
 
 /// Whether a caller with filtered reads creates a review of its own access.
-pub(super) fn is_filterable(request: &ReadRequest, callers: &FilteredCallers) -> bool {
+pub(super) fn is_filterable(request: &ReadRequest, callers: &NamedCallers) -> bool {
     *request.http.method() == Method::POST
         && request.http.uri().path() == SELF_SUBJECT_ACCESS_REVIEWS
         && request.has_filtered_caller(callers)

@@ -6,7 +6,7 @@ use http_body_util::Either;
 use http2::ReceivedBody;
 use tokio::time::Instant;
 
-use crate::auth::{Authorizer, Caller, FilteredCallers, GrantError};
+use crate::auth::{Authorizer, Caller, GrantError, NamedCallers};
 use crate::listing::LimitExceeded;
 use crate::net::RequestBody;
 use crate::serve::response::{LIST_RETRY_SECONDS, ResponseBody, ResponseContext, auth_refusal, too_many};
@@ -86,7 +86,7 @@ impl ReadRequest {
 
     /// Whether responses for the caller may be filtered. Those for a downstream proxy are not, because that proxy would
     /// take them for the whole.
-    pub(crate) fn has_filtered_caller(&self, callers: &FilteredCallers) -> bool {
+    pub(crate) fn has_filtered_caller(&self, callers: &NamedCallers) -> bool {
         !self.context.by_proxy && callers.includes(&self.caller, self.listener.is_filtered)
     }
 

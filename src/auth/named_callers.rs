@@ -1,19 +1,18 @@
 use super::Caller;
 use crate::net::ListenAddress;
 
-/// Callers that the configuration names, such as those whose lists and watches are filtered if upstream denies them as
-/// a whole.
+/// The callers that a section of the configuration names: those with filtered reads, or with reduced ones.
 ///
 /// It grants nothing: what a filtered read shows needs a permission of its own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct FilteredCallers {
+pub struct NamedCallers {
     pub groups: Vec<String>,
     pub users: Vec<String>,
     /// The listeners on which every caller is one of them.
     pub listeners: Vec<ListenAddress>,
 }
 
-impl FilteredCallers {
+impl NamedCallers {
     /// Whether the caller is one of them, or uses one of their listeners. A caller without a credential never is.
     pub fn includes(&self, caller: &Caller, on_their_listener: bool) -> bool {
         caller.user().is_some_and(|_| on_their_listener) || self.names(caller)
