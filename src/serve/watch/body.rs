@@ -48,6 +48,9 @@ struct ChunkedWatchState {
 struct GzipWatchState {
     frames: GzipFrames,
     bytes: GzipWatchBytes,
+    /// Whether the last bytes were queued before this poll. What woke the body may have been the session's waker, so
+    /// the session must be polled again even if it was parked.
+    is_session_due: bool,
 }
 
 thread_local! {
@@ -87,14 +90,16 @@ impl WatchFrameSource for WatchBody {
     /// Whether no frames will come until the waker of the last poll is woken.
     fn is_parked(&self) -> bool {
         self.session.as_ref().is_some_and(WatchSession::is_parked)
-            && self.gzip.as_ref().is_none_or(|gzip| gzip.frames.is_empty())
+            && self.gzip.as_ref().is_none_or(|gzip| gzip.frames.is_empty() && !gzip.is_session_due)
     }
 
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        let mut is_session_polled = false;
         loop {
             if let Some(gzip) = &mut self.gzip {
                 if let Some(bytes) = ready!(gzip.poll(cx)) {
-                    if self.session.as_ref().is_none_or(WatchSession::is_parked) {
+                    gzip.is_session_due = !is_session_polled;
+                    if self.session.as_ref().is_none_or(|session| session.is_parked() && is_session_polled) {
                         gzip.frames.release_idle();
                     }
                     return Poll::Ready(Some(bytes));
@@ -111,6 +116,7 @@ impl WatchFrameSource for WatchBody {
             let mut cx = Context::from_waker(self.chunked.as_ref().map_or(cx.waker(), |chunked| chunked.flag.waker()));
             let (mut batch, mut keys) = BATCH.take();
             let polled = session.poll_frames(&mut cx, BATCH_BYTES, &mut batch, &mut keys);
+            is_session_polled = true;
             if polled.is_pending()
                 && session.is_parked()
                 && let Some(gzip) = &mut self.gzip
@@ -150,7 +156,7 @@ impl WatchBody {
 impl GzipWatchState {
     fn new(session: &WatchSession, budget: ScanBudget) -> Self {
         let frames = GzipFrames::new(session.reader().clone(), budget, session.is_of_secrets());
-        Self { frames, bytes: session.metrics().gzip_bytes() }
+        Self { frames, bytes: session.metrics().gzip_bytes(), is_session_due: false }
     }
 
     fn push(&mut self, batch: &mut Vec<Bytes>, keys: &[Option<EncodedChunkKey>]) {

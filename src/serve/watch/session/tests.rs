@@ -3,6 +3,7 @@
 
 mod amid;
 mod bookmarks;
+mod compressed;
 mod ends;
 mod fixture;
 mod parts;

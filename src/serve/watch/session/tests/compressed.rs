@@ -1,0 +1,46 @@
+use std::task::{Context, Poll, Waker};
+
+use flate2::{Decompress, FlushDecompress};
+
+use super::fixture::{Client, Stage, TERMS, pass_ms};
+use crate::listing::{CallerCpuSlices, ScanBudget};
+use crate::serve::activity::WatchTransport;
+use crate::serve::response::WatchFrameSource as _;
+use crate::serve::watch::body::WatchBody;
+use crate::wire::FeedEncoding;
+
+/// Polls the body as HTTP/2 does after a wake-up: until it is pending or parked.
+fn sent(body: &mut WatchBody, bytes: &mut Vec<u8>) {
+    while let Poll::Ready(chunk) = body.poll_chunk(&mut Context::from_waker(Waker::noop())) {
+        bytes.extend_from_slice(&chunk.expect("the watch goes on"));
+        if body.is_parked() {
+            return;
+        }
+    }
+}
+
+/// An event that arrives while earlier ones wait for CPU time uses up the session's waker.
+#[tokio::test(start_paused = true)]
+async fn event_that_arrives_during_compression_follows_without_another_wake_up() {
+    const EVENTS: u64 = 10;
+    let mut stage = Stage::empty();
+    let Client { session, .. } = stage.watch_after(10, TERMS);
+    let slices = CallerCpuSlices::new(1);
+    let others = slices.take(&None).expect("no slice is taken");
+    let budget = ScanBudget::new(slices, None, false);
+    let mut body = WatchBody::new(session, None, WatchTransport::Http2, FeedEncoding::Json, Some(budget));
+    let mut bytes = Vec::new();
+    sent(&mut body, &mut bytes);
+    (1..EVENTS).for_each(|event| stage.put(&format!("p{event}"), "x", 10 + event));
+    sent(&mut body, &mut bytes);
+    assert!(!bytes.is_empty() && !body.is_parked(), "the free budget is enough for some events");
+    stage.put("last", "x", 10 + EVENTS);
+    drop(others);
+    pass_ms(64).await;
+    sent(&mut body, &mut bytes);
+    let (mut inflate, mut text) = (Decompress::new(false), Vec::with_capacity(64 << 10));
+    inflate.decompress_vec(&bytes[10..], &mut text, FlushDecompress::Sync).expect("valid");
+    let text = String::from_utf8(text).expect("text");
+    assert!(text.ends_with('\n') && text.lines().count() == 10 && text.contains("\"last\""), "{text}");
+    assert!(body.is_parked());
+}
