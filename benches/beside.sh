@@ -9,12 +9,13 @@
 # ROUNDS=3        how often each side is measured
 # OUT=DIR         where SCENARIO.json, SCENARIO.txt and SCENARIO.html go [default: target/figures]
 # BINARY=FILE     the proxy to measure [default: target/release/kube-fanout, built]
+# FLAGS=TEXT      flags of the load, which override the scenarios'
 # LOAD=FILE       the fanoutctl whose `bench` makes the load [default: beside BINARY]
 # FLOOR=FILE      the servers of benches/floor [default: built]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-SCENARIOS="gentle gentle-go gentle-h1 fifty-thousand saturated-own saturated-own-go saturated-shared saturated-shared-go idle-own idle-shared idle-15000 list-json list-protobuf
+SCENARIOS="gentle gentle-go gentle-h1 fifty-thousand saturated-own saturated-own-go saturated-shared saturated-shared-go idle-own idle-shared idle-15000 gzip gzip-watch-list list-json list-protobuf
   list-storm join-storm resume-storm nonmatching-node nonmatching-namespace nonmatching-name nonmatching-label stuck
   slow-watcher-tax pass-through kubelets-5000"
 rounds=${ROUNDS:-3} out=${OUT:-target/figures}
@@ -96,7 +97,7 @@ for scenario in ${*:-$SCENARIOS}; do
   [[ $protocols == *h1* ]] && speaking=(--protocols "$protocols") || speaking=()
   "$load" bench --compare "${urls[@]}" --names "$names" "${speaking[@]}" \
     --pids "$pids" --ca "$bed/all.crt" --kubeconfig "$bed/admin.kubeconfig" \
-    --scenario "$scenario" --rounds "$rounds" --json "$out/$scenario.json" --report "$out/$scenario.html" \
+    --scenario "$scenario" ${FLAGS:-} --rounds "$rounds" --json "$out/$scenario.json" --report "$out/$scenario.html" \
     | tee "$out/$scenario.txt" || failed="$failed $scenario"
   stop_servers
 done

@@ -102,8 +102,12 @@ impl BenchRun<'_> {
         if self.plan.storm == Some(RequestStormKind::Join) {
             figures.put_some("cpu_ms_per_informer", joining.map(|cpu| cpu.as_secs_f64() * 1e3 / watches.max(1) as f64));
             put_synced(figures, fleet);
-            let bytes = fleet.counts().bytes as f64;
-            figures.put("request_bytes", bytes / watches.max(1) as f64);
+            let counts = fleet.counts();
+            figures.put("request_bytes", counts.bytes as f64 / watches.max(1) as f64);
+            if self.plan.gzip {
+                figures.put("compressed", counts.compressed as f64);
+                figures.put("request_plain_bytes", counts.plain_bytes as f64 / watches.max(1) as f64);
+            }
             return Ok(());
         }
         self.pause(SETTLE).await;
@@ -160,6 +164,9 @@ impl BenchRun<'_> {
             figures.put_some("cpu_ms_per_informer", spent.map(|ms| ms / plan.watch_count().max(1) as f64));
         }
         put_window(figures, &first, &last);
+        if plan.gzip {
+            put_gzip(figures, &first.counts, &last.counts);
+        }
         put_faults(figures, fleet, &written);
         let latency = fleet.latency();
         for (name, quantile) in
@@ -284,6 +291,7 @@ fn put_window(figures: &mut BenchFigures, first: &BenchCounterSnapshot, last: &B
     figures.put("writes_per_s", writes / seconds);
     figures.put("deliveries_per_s", deliveries / seconds);
     figures.put("bytes_per_s", (last.counts.bytes - first.counts.bytes) as f64 / seconds);
+    figures.put("bytes_per_delivery", (last.counts.bytes - first.counts.bytes) as f64 / deliveries);
     if let Some(cpu) = since(last.server_cpu, first.server_cpu).map(|cpu| cpu.as_secs_f64()) {
         figures.put_some("cpu_us_per_delivery", per(cpu, deliveries));
         figures.put_some("cpu_us_per_write", per(cpu, writes));
@@ -292,6 +300,13 @@ fn put_window(figures: &mut BenchFigures, first: &BenchCounterSnapshot, last: &B
     let own = last.own_cpu.saturating_sub(first.own_cpu).as_secs_f64();
     figures.put("generator_cores", own / seconds);
     figures.put_some("generator_us_per_delivery", per(own, deliveries));
+}
+
+fn put_gzip(figures: &mut BenchFigures, first: &WatchCounts, last: &WatchCounts) {
+    let deliveries = (last.deliveries - first.deliveries) as f64;
+    figures.put("compressed", last.compressed as f64);
+    figures.put("plain_bytes_per_delivery", (last.plain_bytes - first.plain_bytes) as f64 / deliveries);
+    figures.put("inflate_us_per_delivery", (last.inflate_ns - first.inflate_ns) as f64 / 1e3 / deliveries);
 }
 
 fn put_faults(figures: &mut BenchFigures, fleet: &WatchFleet, written: &WriteCounts<'_>) {

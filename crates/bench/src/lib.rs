@@ -23,6 +23,7 @@ mod bench_run;
 mod compare;
 mod fleet;
 mod frame_classifier;
+mod gzip_inflater;
 mod load_connection;
 mod objects;
 mod option_values;

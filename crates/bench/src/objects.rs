@@ -70,7 +70,7 @@ impl WorkloadObjects {
     /// Returns the `n`-th object as it is created, with this many bytes of padding.
     pub(super) fn document(&self, n: usize, padding: usize) -> String {
         let (name, slot, node) = (Self::name(n), Self::slot(n % self.spread), Self::node(n % self.spread));
-        let padding = "x".repeat(padding);
+        let padding = filler(n, padding);
         let annotations = format!(r#"{{"{WRITE_TIME}":"0","{PADDING}":"{padding}"}}"#);
         let labels = format!(r#"{{"app":"bench","{SLOT}":"{slot}"}}"#);
         let meta = format!(r#""metadata":{{"name":"{name}","labels":{labels},"annotations":{annotations}}}"#);
@@ -115,6 +115,41 @@ impl WorkloadObjects {
     fn watched_namespace(&self, kind: &ResolvedWatchGroup, n: usize) -> String {
         if kind.non_matching { format!("nobody-{n}") } else { self.nth_namespace(n % self.namespaces) }
     }
+}
+
+/// Returns text of this length that compresses like the JSON of real pods: deflate leaves about a fifth.
+fn filler(n: usize, bytes: usize) -> String {
+    const NAMES: [&str; 16] = [
+        "f:metadata",
+        "f:labels",
+        "f:annotations",
+        "f:spec",
+        "f:containers",
+        "f:env",
+        "f:resources",
+        "f:limits",
+        "f:volumeMounts",
+        "f:mountPath",
+        "f:status",
+        "f:conditions",
+        "f:lastTransitionTime",
+        "f:podIPs",
+        "f:terminationMessagePolicy",
+        "f:ownerReferences",
+    ];
+    /// The number of names that stand in the same order, as in every object of a kind.
+    const RUN: usize = 3;
+    let (mut random, mut text) = (fastrand::Rng::with_seed(n as u64), String::with_capacity(bytes + 64));
+    while text.len() < bytes {
+        let first = random.usize(..NAMES.len() - RUN);
+        for name in &NAMES[first..first + RUN] {
+            text.push_str(name);
+            text.push('.');
+        }
+        let _ = write!(text, "{:04x};", random.u16(..));
+    }
+    text.truncate(bytes);
+    text
 }
 
 /// Restricts the path of a collection to one namespace.
@@ -206,11 +241,22 @@ mod tests {
     }
 
     #[test]
+    fn padding_compresses_like_real_objects() {
+        use std::io::Write as _;
+        let text = filler(1, 14_500);
+        let mut encoder = flate2::write::DeflateEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(text.as_bytes()).unwrap();
+        let share = encoder.finish().unwrap().len() as f64 / text.len() as f64;
+        assert!((0.15..0.25).contains(&share), "{share}");
+        assert_eq!((text.len(), filler(1, 100) == filler(2, 100)), (14_500, false));
+    }
+
+    #[test]
     fn documents_are_json() {
         for shape in ["pod", "configmap"] {
             let objects = WorkloadObjects::of(&plan(&json!({"shape": shape})));
             let document: serde_json::Value = serde_json::from_str(&objects.document(3, 10)).unwrap();
-            assert_eq!(document["metadata"]["annotations"][PADDING], "xxxxxxxxxx");
+            assert_eq!(document["metadata"]["annotations"][PADDING], filler(3, 10));
             assert_eq!(document["metadata"]["annotations"][WRITE_TIME], "0");
         }
     }

@@ -23,6 +23,8 @@ pub(super) const CATALOGUE: &[(&str, &str, BetterDirection, &str)] = &[
     ("writes_per_s", "1/s", BetterDirection::Neither, "successful writes per second"),
     ("deliveries_per_s", "1/s", BetterDirection::More, "events received per second, all watches together"),
     ("bytes_per_s", "B/s", BetterDirection::Neither, "bytes received per second"),
+    ("bytes_per_delivery", "B", BetterDirection::Less, "bytes received per delivered event"),
+    ("plain_bytes_per_delivery", "B", BetterDirection::Neither, "the same, after decompression"),
     (
         "latency_p50_ms",
         "ms",
@@ -38,7 +40,8 @@ pub(super) const CATALOGUE: &[(&str, &str, BetterDirection, &str)] = &[
     ("request_p50_ms", "ms", BetterDirection::Less, "time from a request to the last byte of its response: median"),
     ("request_p99_ms", "ms", BetterDirection::Less, "the same, 99th percentile"),
     ("request_max_ms", "ms", BetterDirection::Less, "the same, maximum"),
-    ("request_bytes", "B", BetterDirection::Neither, "size of a response"),
+    ("request_bytes", "B", BetterDirection::Less, "size of a response"),
+    ("request_plain_bytes", "B", BetterDirection::Neither, "the same, after decompression"),
     ("cpu_us_per_delivery", "µs", BetterDirection::Less, "server CPU time per delivered event"),
     ("cpu_us_per_write", "µs", BetterDirection::Less, "server CPU time per write, deliveries included"),
     ("cpu_ms_per_request", "ms", BetterDirection::Less, "server CPU time per request"),
@@ -53,6 +56,7 @@ pub(super) const CATALOGUE: &[(&str, &str, BetterDirection, &str)] = &[
     ("memory_mib", "MiB", BetterDirection::Less, "server memory while the watches are open"),
     ("memory_pss_mib", "MiB", BetterDirection::Less, "the same, as proportional set size"),
     ("memory_peak_mib", "MiB", BetterDirection::Less, "peak server memory"),
+    ("compressed", "", BetterDirection::Neither, "opened streams that the server compressed"),
     ("bookmarks", "", BetterDirection::Neither, "bookmarks received"),
     ("missed", "", BetterDirection::Less, "events not received in time"),
     ("repeated", "", BetterDirection::Less, "events received more than once"),
@@ -71,6 +75,12 @@ pub(super) const CATALOGUE: &[(&str, &str, BetterDirection, &str)] = &[
         "delay of writes after their scheduled time: 99th percentile",
     ),
     ("generator_cores", "cores", BetterDirection::Neither, "CPU use of the load generator"),
+    (
+        "inflate_us_per_delivery",
+        "µs",
+        BetterDirection::Neither,
+        "load generator CPU time for decompression per delivered event, part of generator_us_per_delivery",
+    ),
     ("generator_us_per_delivery", "µs", BetterDirection::Neither, "load generator CPU time per delivered event"),
 ];
 

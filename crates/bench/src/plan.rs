@@ -28,6 +28,8 @@ pub struct BenchPlan {
     pub select: SelectorKind,
     pub non_matching: bool,
     pub watch_list: bool,
+    /// Whether watches accept gzip.
+    pub gzip: bool,
     /// The kinds of watches, if there are several instead of one.
     pub groups: Vec<WatchGroup>,
     /// The number of connections and watches that are opened at the same time.
@@ -116,6 +118,7 @@ impl Default for BenchPlan {
             select: SelectorKind::All,
             non_matching: false,
             watch_list: false,
+            gzip: false,
             groups: Vec::new(),
             opening: 64,
             stream_window_kib: 1024,
@@ -204,6 +207,10 @@ impl BenchPlan {
         let of_pods =
             self.kinds().iter().any(|kind| kind.select == SelectorKind::Node && !kind.path.ends_with("/pods"));
         refuse(of_pods, "select: only pods are on nodes");
+        refuse(
+            self.gzip && (self.protocol == WatchProtocol::Ws || self.is_of_requests()),
+            "gzip: only watches over HTTP can be compressed",
+        );
         refuse(self.namespace.is_empty(), "namespace: it needs a name");
         if problems.is_empty() { Ok(()) } else { Err(BenchPlanErrors(problems)) }
     }

@@ -73,7 +73,16 @@ impl ServerUsageSource {
 
 /// Returns the generator's own CPU time.
 pub(super) fn own_cpu() -> Duration {
-    let spent = clock_gettime(ClockId::ProcessCPUTime);
+    cpu_of(ClockId::ProcessCPUTime)
+}
+
+/// Returns the CPU time of the current thread.
+pub(super) fn thread_cpu() -> Duration {
+    cpu_of(ClockId::ThreadCPUTime)
+}
+
+fn cpu_of(clock: ClockId) -> Duration {
+    let spent = clock_gettime(clock);
     Duration::new(u64::try_from(spent.tv_sec).unwrap_or(0), u32::try_from(spent.tv_nsec).unwrap_or(0))
 }
 

@@ -25,11 +25,13 @@ macro_rules! embedded {
 }
 
 /// The built-in scenarios: their names, and their files.
-pub const SCENARIOS: [(&str, &str); 24] = embedded!(
+pub const SCENARIOS: [(&str, &str); 26] = embedded!(
     "fifty-thousand",
     "gentle-go",
     "gentle-h1",
     "gentle",
+    "gzip-watch-list",
+    "gzip",
     "idle-15000",
     "idle-own",
     "idle-shared",

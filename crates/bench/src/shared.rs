@@ -24,6 +24,8 @@ pub(super) struct WatchFleetState {
     pub(super) protocol: WatchProtocol,
     pub(super) windows: FlowControlWindows,
     pub(super) start: WatchStartMode,
+    /// The `Accept-Encoding` of the watches.
+    pub(super) accept_encoding: &'static str,
     /// The version at which watches without one begin; `None` lets each of them find it.
     pub(super) version: Option<u64>,
     /// The start of the run. Earlier writes do not belong to it.
@@ -63,6 +65,7 @@ impl WatchFleetState {
             protocol: plan.protocol,
             windows: plan.windows(),
             start: plan.start(),
+            accept_encoding: if plan.gzip { "gzip" } else { "" },
             version,
             began_ns: now_ns(),
             objects: WorkloadObjects::of(plan),

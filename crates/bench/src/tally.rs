@@ -24,12 +24,18 @@ pub struct WatchCounts {
     pub initial: u64,
     /// The number of body bytes that were received.
     pub bytes: u64,
+    /// The number of those bytes after decompression.
+    pub plain_bytes: u64,
+    /// The CPU time of the decompression, in nanoseconds.
+    pub inflate_ns: u64,
     pub bookmarks: u64,
     /// The number of connections that were opened.
     pub connected: u64,
     /// The number of streams that were opened, and of those that have ended.
     pub opened: u64,
     pub closed: u64,
+    /// The number of opened streams that are compressed.
+    pub compressed: u64,
     /// The number of watches that have received their initial state, once for each storm.
     pub synced: u64,
     /// The number of streams that ended and resumed at the last version.
@@ -53,10 +59,13 @@ impl WatchCounts {
             deliveries,
             initial,
             bytes,
+            plain_bytes,
+            inflate_ns,
             bookmarks,
             connected,
             opened,
             closed,
+            compressed,
             synced,
             resumed,
             relisted,
@@ -66,10 +75,13 @@ impl WatchCounts {
         self.deliveries += deliveries;
         self.initial += initial;
         self.bytes += bytes;
+        self.plain_bytes += plain_bytes;
+        self.inflate_ns += inflate_ns;
         self.bookmarks += bookmarks;
         self.connected += connected;
         self.opened += opened;
         self.closed += closed;
+        self.compressed += compressed;
         self.synced += synced;
         self.resumed += resumed;
         self.relisted += relisted;

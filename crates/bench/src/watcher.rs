@@ -3,17 +3,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use http::StatusCode;
+use http::header::CONTENT_ENCODING;
+use http::{HeaderValue, StatusCode};
 use tokio::time::{Instant, sleep};
 
 use super::frame_classifier::ClassifiedFrame;
+use super::gzip_inflater::GzipInflater;
 use super::objects::with;
 use super::option_values::WatchStartMode;
 use super::shared::WatchFleetState;
 use super::stream_outcome::StreamOutcome;
 use super::tally::WatchTallyShard;
 use base::{now_ns, random};
-use probe::{HttpRequestSender, PendingResponse, RequestSpec, ResponseStream, StreamFrameSplitter, StreamFraming};
+use probe::{HttpRequestSender, PendingResponse, RequestSpec, StreamFrameSplitter, StreamFraming};
 
 /// The number of bytes of a LIST that are searched for its version.
 const LIST_HEAD_BYTES: usize = 1024;
@@ -125,7 +127,7 @@ impl BenchWatcher {
         match self.open(sender).await {
             Ok(answer) => {
                 let open = OpenWatchGuard::new(&self.shared.clone(), self.lane);
-                let ended = self.read(answer.body).await;
+                let ended = self.read(answer).await;
                 drop(open);
                 ended
             }
@@ -154,7 +156,11 @@ impl BenchWatcher {
             (Some(_), _) | (None, WatchStartMode::WatchList) => {}
         }
         let path = request(&question, self.version);
-        let answer = sender.get(target, &RequestSpec::get(&path, kind.kind.encoding.of_watch())).await?;
+        let request = RequestSpec {
+            accept_encoding: shared.accept_encoding,
+            ..RequestSpec::get(&path, kind.kind.encoding.of_watch())
+        };
+        let answer = sender.get(target, &request).await?;
         match answer.status {
             status if status.is_success() => {}
             StatusCode::GONE => return Err(StreamOutcome::Expired),
@@ -180,18 +186,29 @@ impl BenchWatcher {
             return Err(StreamOutcome::Refused(answer.status));
         }
         let (head, bytes) = answer.body.read(LIST_HEAD_BYTES).await?;
-        self.shared.tally.shard(self.lane).counts.bytes += bytes;
+        let counts = &mut self.shared.tally.shard(self.lane).counts;
+        counts.bytes += bytes;
+        counts.plain_bytes += bytes;
         let version = kind.recogniser.list_version(&head);
         self.version = Some(version.ok_or_else(|| StreamOutcome::Broken("a LIST without a version".to_owned()))?);
         Ok(())
     }
 
-    async fn read(&mut self, mut body: ResponseStream) -> StreamOutcome {
+    async fn read(&mut self, answer: PendingResponse) -> StreamOutcome {
+        let PendingResponse { headers, mut body, .. } = answer;
         if self.role == WatcherRole::Stuck {
             let _unread = body;
             return pending().await;
         }
         let shared = self.shared.clone();
+        let mut inflater = match headers.get(CONTENT_ENCODING).map(HeaderValue::as_bytes) {
+            None => None,
+            Some(b"gzip") => {
+                shared.tally.shard(self.lane).counts.compressed += 1;
+                Some(GzipInflater::new())
+            }
+            Some(_) => return StreamOutcome::Broken("a stream with an unknown Content-Encoding".to_owned()),
+        };
         let is_protobuf = shared.kinds[self.kind].kind.encoding.is_protobuf();
         let framing = match (body.is_of_messages(), is_protobuf) {
             (true, _) => StreamFraming::Messages,
@@ -205,12 +222,15 @@ impl BenchWatcher {
                 Err(error) => return error.into(),
             };
             is_empty &= chunk.is_empty();
-            if let Some(ended) = self.take(&shared, &mut frames, &chunk) {
+            if let Some(ended) = self.take(&shared, inflater.as_mut(), &mut frames, &chunk) {
                 return ended;
             }
             if let WatcherRole::Slow(bytes_per_s) = self.role {
                 sleep(Duration::from_secs_f64(chunk.len() as f64 / f64::from(bytes_per_s))).await;
             }
+        }
+        if inflater.is_some_and(|inflater| !inflater.is_whole()) {
+            return StreamOutcome::Broken("a stream that ended within a gzip member".to_owned());
         }
         if !self.live {
             // An incomplete initial set gives no version at which to resume.
@@ -226,6 +246,7 @@ impl BenchWatcher {
     fn take(
         &mut self,
         shared: &WatchFleetState,
+        inflater: Option<&mut GzipInflater>,
         frames: &mut StreamFrameSplitter,
         chunk: &[u8],
     ) -> Option<StreamOutcome> {
@@ -234,16 +255,29 @@ impl BenchWatcher {
         let mut ended = None;
         let mut shard = shared.tally.shard(self.lane);
         shard.counts.bytes += chunk.len() as u64;
-        let fed = frames.feed(chunk, |frame| {
-            let end = self.frame(shared, frame, arrived_ns, &window, &mut shard);
-            ended = ended.take().or(end);
-        });
+        let mut plain = |text: &[u8]| {
+            shard.counts.plain_bytes += text.len() as u64;
+            let fed = frames.feed(text, |frame| {
+                let end = self.frame(shared, frame, arrived_ns, &window, &mut shard);
+                ended = ended.take().or(end);
+            });
+            if fed.is_err() {
+                ended = Some(StreamOutcome::Broken("a frame that is too long".to_owned()));
+            }
+        };
+        match inflater.map(|inflater| inflater.feed(chunk, &mut plain)) {
+            None => plain(chunk),
+            Some(Ok(spent)) => {
+                shard.counts.inflate_ns += u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX);
+            }
+            Some(Err(error)) => ended = Some(StreamOutcome::Broken(format!("invalid gzip data: {error}"))),
+        }
         drop(shard);
         let seen = &shared.tally.seen[self.index];
         seen.events.store(self.events, Ordering::Relaxed);
         seen.ours.store(self.ours, Ordering::Relaxed);
         seen.repeated.store(self.repeated, Ordering::Relaxed);
-        if fed.is_err() { Some(StreamOutcome::Broken("a frame that is too long".to_owned())) } else { ended }
+        ended
     }
 
     fn frame(

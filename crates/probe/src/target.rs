@@ -1,7 +1,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
+use http::header::{ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
 use http::{HeaderValue, Method, Request, Uri};
 use kube_client::Config;
 use kube_client::client::ConfigExt as _;
@@ -210,6 +210,9 @@ impl TargetServer {
         if !spec.accept.is_empty() {
             request = request.header(ACCEPT, spec.accept);
         }
+        if !spec.accept_encoding.is_empty() {
+            request = request.header(ACCEPT_ENCODING, spec.accept_encoding);
+        }
         if !spec.content_type.is_empty() {
             request = request.header(CONTENT_TYPE, spec.content_type);
         }
@@ -237,11 +240,12 @@ pub struct RequestSpec<'a> {
     /// The request path with its query.
     pub path: &'a str,
     pub accept: &'a str,
+    pub accept_encoding: &'a str,
     pub content_type: &'a str,
 }
 
 impl<'a> RequestSpec<'a> {
     pub fn get(path: &'a str, accept: &'a str) -> Self {
-        Self { method: Method::GET, path, accept, content_type: "" }
+        Self { method: Method::GET, path, accept, accept_encoding: "", content_type: "" }
     }
 }

@@ -54,7 +54,8 @@ impl UnaryClient {
         media: &str,
         body: Bytes,
     ) -> Result<UnaryResponse, ProbeRequestError> {
-        self.call(&RequestSpec { method, path, accept: "application/json", content_type: media }, body).await
+        self.call(&RequestSpec { method, content_type: media, ..RequestSpec::get(path, "application/json") }, body)
+            .await
     }
 
     async fn call(&self, request: &RequestSpec<'_>, body: Bytes) -> Result<UnaryResponse, ProbeRequestError> {

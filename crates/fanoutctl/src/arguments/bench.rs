@@ -86,6 +86,9 @@ pub struct BenchLoadArguments {
     /// Start with the initial objects (sendInitialEvents) instead of at the current resourceVersion
     #[arg(long)]
     pub watch_list: bool,
+    /// Accept gzip for watches, and decompress them
+    #[arg(long)]
+    pub gzip: bool,
     /// Connections and watches opened at the same time [default: 64]
     #[arg(long, value_name = "N")]
     pub opening: Option<usize>,

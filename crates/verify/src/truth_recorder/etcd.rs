@@ -281,7 +281,7 @@ impl EtcdGatewayClient {
         let EstablishedConnection { sender, driver, .. } =
             opened.map_err(|error| self.unreachable(error.to_string()))?;
         self.tasks.spawn("etcd connection", driver);
-        let request = RequestSpec { method: Method::POST, path, accept: JSON, content_type: JSON };
+        let request = RequestSpec { method: Method::POST, content_type: JSON, ..RequestSpec::get(path, JSON) };
         let answer = sender.send(&self.target, &request, Bytes::from(body.to_string())).await;
         Ok(answer.map_err(|error| self.unreachable(error.to_string()))?.body)
     }
