@@ -56,6 +56,17 @@ javascript_client() {
   mv target/node.new target/node
 }
 
+# okhttp, where there is a JDK with Maven; the JDK's own client is tested beside it.
+java_clients() {
+  local wanted=tests/java/pom.xml installed=target/java/pom.xml
+  cmp -s "$wanted" "$installed" && return
+  command -v java >/dev/null && command -v mvn >/dev/null || return 0
+  rm -rf target/java target/java.new
+  mvn -q -f "$wanted" dependency:copy-dependencies -DoutputDirectory="$PWD/target/java.new" || return 1
+  cp "$wanted" target/java.new/
+  mv target/java.new target/java
+}
+
 # The fixtures of the API's module: where they are, downloaded if they are not there yet.
 api_fixtures() (
   cd tests/kube
@@ -78,6 +89,9 @@ python_client || missing+=("no Python with pip: the tests of the Python client")
 
 begin "JavaScript client"
 javascript_client || missing+=("no Node.js with npm: the test of the JavaScript client")
+
+begin "Java clients"
+java_clients || missing+=("no okhttp from Maven: the Java clients of the test of compressed watches")
 
 begin "h2spec"
 status=0

@@ -13,6 +13,7 @@ mod blocks;
 mod audit;
 mod authorization;
 mod clients;
+mod compressed_clients;
 mod compression;
 mod corpus;
 mod custom;
