@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::bed::{self, Plan, Plane, Process, Target, eventually, kubectl, log_line, repository, unique};
 
-/// A client that prints the name and the value of each ConfigMap that it receives.
+/// A client that prints the name and the value of each `ConfigMap` that it receives.
 struct Reader {
     client: &'static str,
     process: Process,

@@ -7,7 +7,7 @@ mod selectors;
 mod writes;
 
 use super::probe::{Over, Parameter, Probe};
-use super::world::{Served, World};
+use super::world::{BULK, Served, World};
 
 pub struct Grammar<'a> {
     world: &'a World,
@@ -59,6 +59,7 @@ impl<'a> Grammar<'a> {
             0..=9 => self.write(resource),
             10..=12 => self.other_method(resource),
             13..=16 => self.elsewhere(),
+            17..=20 => self.compressible(),
             _ => self.read(resource),
         };
         documented(&mut probe);
@@ -108,6 +109,28 @@ impl<'a> Grammar<'a> {
             "{}".clone_into(&mut probe.body);
         }
         probe
+    }
+
+    /// A list or a watch-list that is long enough to be compressed.
+    fn compressible(&mut self) -> Probe {
+        self.careful = true;
+        let maps = self.world.resources.iter().find(|resource| resource.name == "configmaps").expect("there are some");
+        let path = maps.collection(self.pick(&["", BULK.0]));
+        let watch = self.one_in(2);
+        let value = |name, value: &str| Parameter::Value(name, value.to_owned());
+        let query = if watch {
+            let names = ["watch", "sendInitialEvents", "allowWatchBookmarks"];
+            let state = names.map(|name| value(name, "true")).into_iter();
+            state.chain([value("resourceVersionMatch", "NotOlderThan"), value("timeoutSeconds", "2")]).collect()
+        } else {
+            let version = self.pick(&["", "0"]);
+            vec![value("resourceVersion", version)]
+        };
+        let mut headers = self.headers(watch, true);
+        headers.retain(|(name, _)| *name != "accept-encoding");
+        headers.push(("accept-encoding", self.pick(&["gzip", "gzip, deflate, br", "identity, gzip"]).to_owned()));
+        let over = if self.one_in(2) { Over::H1 } else { Over::H2 };
+        Probe { method: "GET", path, query, headers, body: String::new(), over }
     }
 
     /// HEAD, OPTIONS and invalid methods.

@@ -9,19 +9,25 @@ use super::probe::{Over, Probe};
 use super::shrink::shrink;
 use super::verdict::Counts;
 
+/// The number of responses above which some must be compressed.
+const FEW: u64 = 20;
+
 pub struct Tally {
     started: Instant,
     pub counts: Counts,
     writes: u64,
     over: BTreeMap<Over, u64>,
     statuses: BTreeMap<u16, u64>,
+    /// The responses of the apiserver to requests that name gzip, by kind: how many are compressed, of how many.
+    named_gzip: BTreeMap<&'static str, [u64; 2]>,
     different: Vec<(Probe, Compared)>,
 }
 
 impl Default for Tally {
     fn default() -> Self {
-        let (over, statuses, different) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        Self { started: Instant::now(), counts: Counts::default(), writes: 0, over, statuses, different }
+        let (over, statuses, named_gzip) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let (started, counts) = (Instant::now(), Counts::default());
+        Self { started, counts, writes: 0, over, statuses, named_gzip, different: Vec::new() }
     }
 }
 
@@ -31,9 +37,29 @@ impl Tally {
         self.writes += u64::from(probe.writes());
         *self.over.entry(probe.over).or_default() += 1;
         *self.statuses.entry(compared.expected.status).or_default() += 1;
+        if probe.headers.iter().any(|(name, value)| *name == "accept-encoding" && value.contains("gzip")) {
+            let kind = match (compared.expected.status, compared.watch) {
+                (200, true) if probe.target().contains("sendInitialEvents=") => "watch-list",
+                (200, true) => "watch",
+                (200, false) => "read",
+                _ => "error",
+            };
+            let encoding = ("content-encoding".to_owned(), "gzip".to_owned());
+            let [compressed, all] = self.named_gzip.entry(kind).or_default();
+            *compressed += u64::from(compared.expected.headers.contains(&encoding));
+            *all += 1;
+        }
         if compared.differs() {
             self.different.push((probe, compared));
         }
+    }
+
+    /// Reports kinds of responses of which none was compressed, so that nothing compressed was compared.
+    pub fn uncompressed(&self) -> Vec<String> {
+        let none = self.named_gzip.iter().filter(|(kind, [compressed, all])| {
+            matches!(**kind, "read" | "watch-list") && *compressed == 0 && *all > FEW
+        });
+        none.map(|(kind, [_, all])| format!("none of {all} responses of the kind {kind} is compressed")).collect()
     }
 
     /// Each distinct difference once, shrunk.
@@ -57,10 +83,10 @@ impl Tally {
 
 impl Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { started, counts, writes, over, statuses, different } = self;
+        let Self { started, counts, writes, over, statuses, named_gzip, different } = self;
         write!(
             f,
-            "{counts} in {:.0} s ({over:?}), {writes} that would write; statuses {statuses:?}; {} different",
+            "{counts} in {:.0} s ({over:?}), {writes} that would write; statuses {statuses:?}; compressed {named_gzip:?}; {} different",
             started.elapsed().as_secs_f64(),
             different.len()
         )

@@ -41,7 +41,7 @@ pub struct World {
 /// The namespaces. The first name is a prefix of the second.
 pub const NAMESPACES: [&str; 2] = ["world", "world-a"];
 /// Configmaps in a separate namespace, which make a list long enough to be compressed.
-const BULK: (&str, usize) = ("world-bulk", 40);
+pub const BULK: (&str, usize) = ("world-bulk", 40);
 const FORMS: [&str; 2] = ["application/json", "application/vnd.kubernetes.protobuf"];
 /// The number of concurrent waits. Most feeds need one or two seconds to learn of a version of another resource.
 const AT_ONCE: usize = 80;
