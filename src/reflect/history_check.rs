@@ -1,7 +1,7 @@
 //! Checks whether upstream's history is still the one that a feed holds, when there is reason to doubt it.
 //!
 //! A check runs concurrently with the stream, which stays open: one lagging server must not cost a client its watch. It
-//! lists the current state once. That is a consistent read, so a version below ours proves a rewind. A later state is
+//! lists the current state once. That is a consistent read, so a version below ours proves a rollback. A later state is
 //! compared with what the feed had when the check began.
 //!
 //! If the history is confirmed, the check has no effect and the next one is delayed: ten seconds, then twice as long

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::cache::{CacheWriter, FeedEndReason, FeedState, ResumeMarker};
+use crate::upstream::UpstreamServer;
 use crate::wire::BookmarkTemplate;
 use base::{Backoff, BackoffBounds, LogRateLimit, random};
 use kubeapi::ResourceVersion;
@@ -31,8 +32,8 @@ pub(super) struct Reflector {
     writer: CacheWriter,
     /// Receives findings of the tasks that run beside the stream, such as proofs, backfilled events and contradictions.
     findings: mpsc::Receiver<ReflectorFinding>,
-    /// Exchanges rewind notices between the feeds of one upstream.
-    rewinds: Arc<StorageRollbackNotifier>,
+    /// Exchanges rollback notices between the feeds of one upstream.
+    rollbacks: Arc<StorageRollbackNotifier>,
     rollback_notices: watch::Receiver<Option<Instant>>,
     backoff: Backoff,
     /// A version, and how often a stream from it was unreadable in a row. This bounds the retries of a broken stream.
@@ -55,7 +56,7 @@ pub(super) struct Reflector {
     /// How the current history of the feed began.
     origin: HistoryOrigin,
     /// Whether the history is being discarded because upstream has another one.
-    rewinding: bool,
+    is_rolled_back: bool,
     /// Limits the rate at which interruptions are logged.
     interruptions: LogRateLimit,
     /// Whether an interruption was logged as a warning, and its end was not logged.
@@ -76,6 +77,17 @@ enum ReflectorState {
     /// is set, it is the start of upstream's own history, and the state at that version is listed. Otherwise the
     /// current state is.
     Expired { at: ResourceVersion, window: Option<ResourceVersion> },
+}
+
+/// The age of a listed state that begins a history.
+#[derive(Debug, Clone, Copy)]
+enum HistoryStart {
+    /// The state was current when it was requested.
+    Current,
+    /// The state is at the version of a resuming client. The value is the position of upstream's storage, if known.
+    AtClientVersion(Option<ObservedResourceVersion>),
+    /// The state is at the start of upstream's own history.
+    AtWindow,
 }
 
 /// The number of unreadable streams from one version after which the feed is relisted.
@@ -106,15 +118,15 @@ impl Reflector {
         upstream: FeedTaskContext,
         writer: CacheWriter,
         findings: mpsc::Receiver<ReflectorFinding>,
-        rewinds: Arc<StorageRollbackNotifier>,
+        rollbacks: Arc<StorageRollbackNotifier>,
         waits: BackoffBounds,
     ) -> Self {
         Self {
             upstream,
             writer,
             findings,
-            rollback_notices: rewinds.follow(),
-            rewinds,
+            rollback_notices: rollbacks.follow(),
+            rollbacks,
             backoff: Backoff::new(waits),
             unreadable: (ResourceVersion::default(), 0),
             last_sign: Instant::now(),
@@ -128,7 +140,7 @@ impl Reflector {
             continuity: HistoryContinuity::default(),
             history_checks: HistoryChecks::default(),
             origin: HistoryOrigin { requested_at: Instant::now(), replaced_history: false },
-            rewinding: false,
+            is_rolled_back: false,
             interruptions: LogRateLimit::default(),
             is_interrupted: false,
         }
@@ -169,15 +181,13 @@ impl Reflector {
         }
     }
 
-    /// Marks the feed as live, and logs the end of an interruption.
+    /// Marks the feed as live, and logs the end of an interruption. "feed synced" is the end of one without a state.
     fn set_live(&mut self) {
-        if std::mem::take(&mut self.is_interrupted) {
-            let feed = &self.upstream.feed;
-            let stale = match feed.reader.state() {
-                FeedState::Stale { since } => since.elapsed(),
-                _ => Duration::ZERO,
-            };
-            tracing::info!(feed = %feed.spec.key, ?stale, "upstream watch resumed");
+        let feed = &self.upstream.feed;
+        if std::mem::take(&mut self.is_interrupted)
+            && let FeedState::Stale { since } = feed.reader.state()
+        {
+            tracing::info!(feed = %feed.spec.key, stale = ?since.elapsed(), "upstream watch resumed");
         }
         self.writer.set_state(FeedState::Live);
     }
@@ -257,24 +267,19 @@ impl Reflector {
         let at = self.upstream.feed.oldest_resume()?;
         let (requested_at, lister) = (Instant::now(), self.upstream.lister(FeedRequestPurpose::Initial));
         let (reported, listed) = tokio::join!(self.position(), lister.list_whole(RequestedListVersion::Exact(at)));
-        let FeedInitialState { snapshot, servers, .. } = listed.ok()?;
+        let listed = listed.ok()?;
         let stream = lister.open_watch_if_available(at).await?;
         let (upstream, template) = reported.unzip();
         if let Some(template) = template.flatten() {
             self.writer.set_bookmark(template);
         }
-        let (feed, objects) = (&self.upstream.feed.spec.key, snapshot.len());
-        tracing::info!(%feed, objects, rv = %at, "feed synced at the resourceVersion of its resuming clients");
-        self.upstream.body_encoders.will_list_from(&servers);
-        self.writer.replace(snapshot);
-        self.upstream.body_encoders.listed(servers);
-        self.upstream.feed.freshness.clear();
-        self.upstream.feed.start_from_old_state(requested_at);
-        self.complete.start_from_unknown(at, upstream);
-        self.begin_history(requested_at, false);
-        self.record_progress();
-        self.writer.set_state(FeedState::Live);
-        Some(self.after_list(at, Some(ContinuingWatch { stream, template: None })))
+        let (feed, objects, took) = (&self.upstream.feed.spec.key, listed.snapshot.len(), requested_at.elapsed());
+        tracing::info!(
+            %feed, objects, rv = %at, ?took,
+            "feed synced at an older resourceVersion so that clients can resume"
+        );
+        let initial = FeedInitialState { stream: Some(ContinuingWatch { stream, template: None }), ..listed };
+        Some(self.begin(HistoryStart::AtClientVersion(upstream), initial, requested_at))
     }
 
     /// Requests upstream's position and the layout of its bookmarks. A list at an old version has neither, and
@@ -304,44 +309,54 @@ impl Reflector {
         }
         let (feed, objects, took) = (&self.upstream.feed.spec.key, initial.snapshot.len(), requested_at.elapsed());
         tracing::info!(%feed, objects, rv = %at, ?took, "feed synced");
-        Ok(self.start_with(initial, requested_at))
+        Ok(self.begin(HistoryStart::Current, initial, requested_at))
     }
 
-    /// Begins a history with the current state.
-    fn start_with(&mut self, initial: FeedInitialState, requested_at: Instant) -> ReflectorState {
+    /// Begins a history with a listed state.
+    fn begin(&mut self, start: HistoryStart, initial: FeedInitialState, requested_at: Instant) -> ReflectorState {
         let FeedInitialState { snapshot, stream, servers, .. } = initial;
         let at = snapshot.rv;
         self.upstream.body_encoders.will_list_from(&servers);
-        self.writer.replace(snapshot);
-        self.upstream.body_encoders.listed(servers);
+        // Cleared first, because proofs of the previous history do not apply to this one.
         self.upstream.feed.freshness.clear();
-        self.upstream.feed.freshness.prove(requested_at);
-        self.complete.listed(requested_at);
-        self.begin_history(requested_at, self.rewinding);
-        self.record_progress();
-        let next = self.after_list(at, stream);
-        // Set last, because it admits the requests that wait for the feed.
-        self.writer.set_state(FeedState::Live);
-        next
-    }
-
-    /// Resets the fields that belong to the previous history.
-    fn begin_history(&mut self, requested_at: Instant, rewound: bool) {
-        self.origin = HistoryOrigin { requested_at, replaced_history: rewound };
-        self.continuity = HistoryContinuity::Certain;
-        self.history_checks.cancel_all();
-        self.rewinding = false;
-    }
-
-    /// The state after a list: `Watching` if a stream came with the list, otherwise `Listed`.
-    fn after_list(&mut self, at: ResourceVersion, stream: Option<ContinuingWatch>) -> ReflectorState {
-        let Some(ContinuingWatch { stream, template }) = stream else { return ReflectorState::Listed { at } };
-        self.complete.opened(template.is_some());
-        self.upstream.body_encoders.opened(stream.server());
-        if let Some(template) = template {
-            self.writer.set_bookmark(template);
+        if let HistoryStart::AtClientVersion(position) = start {
+            self.upstream.feed.start_from_old_state(requested_at);
+            self.complete.start_from_unknown(at, position);
         }
-        ReflectorState::Watching { at, stream, resume_marker: None }
+        self.writer.replace(snapshot);
+        self.origin = HistoryOrigin { requested_at, replaced_history: std::mem::take(&mut self.is_rolled_back) };
+        self.history_checks.cancel_all();
+        self.after_list(at, servers, stream, matches!(start, HistoryStart::Current).then_some(requested_at))
+    }
+
+    /// Records that the feed has a listed state, which was current at `as_of` if that is given. Returns `Watching` if
+    /// a stream came with the list, otherwise `Listed`.
+    fn after_list(
+        &mut self,
+        at: ResourceVersion,
+        servers: Vec<UpstreamServer>,
+        stream: Option<ContinuingWatch>,
+        as_of: Option<Instant>,
+    ) -> ReflectorState {
+        self.upstream.body_encoders.listed(servers);
+        self.continuity = HistoryContinuity::Certain;
+        if let Some(requested_at) = as_of {
+            self.upstream.feed.freshness.prove(requested_at);
+            self.complete.listed(requested_at);
+        }
+        self.record_progress();
+        let mut next = ReflectorState::Listed { at };
+        if let Some(ContinuingWatch { stream, template }) = stream {
+            self.complete.opened(template.is_some());
+            self.upstream.body_encoders.opened(stream.server());
+            if let Some(template) = template {
+                self.writer.set_bookmark(template);
+            }
+            next = ReflectorState::Watching { at, stream, resume_marker: None };
+        }
+        // Set last, because it admits the requests that wait for the feed.
+        self.set_live();
+        next
     }
 
     fn record_progress(&mut self) {

@@ -70,7 +70,7 @@ pub(super) struct ObjectDivergence {
 #[derive(Debug, Default)]
 pub(super) struct StorageRollbackNotifier(watch::Sender<Option<Instant>>);
 
-/// The time within which rewinds that several feeds find count as the same incident.
+/// The time within which rollbacks that several feeds find count as the same incident.
 const SAME_INCIDENT: Duration = Duration::from_secs(60);
 
 impl StorageRollbackNotifier {
@@ -85,7 +85,7 @@ impl StorageRollbackNotifier {
         });
     }
 
-    /// Returns a receiver of later rewind notices.
+    /// Returns a receiver of later rollback notices.
     pub(super) fn follow(&self) -> watch::Receiver<Option<Instant>> {
         let mut following = self.0.subscribe();
         following.mark_unchanged();
@@ -103,7 +103,7 @@ pub(super) struct HistoryOrigin {
 }
 
 impl HistoryOrigin {
-    /// Whether a rewind that another feed found at `found` may affect this feed.
+    /// Whether a rollback that another feed found at `found` may affect this feed.
     pub(super) fn is_affected(self, found: Instant) -> bool {
         let same_incident = self.replaced_history && found.duration_since(self.requested_at) < SAME_INCIDENT;
         self.requested_at < found && !same_incident

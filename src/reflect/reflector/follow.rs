@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::{ACCEPTED_AFTER, Reflector, ReflectorState};
+use super::{ACCEPTED_AFTER, HistoryStart, Reflector, ReflectorState};
 use crate::cache::{FeedEndReason, FeedState, ObjectChange, ResumeMarker};
 use crate::feeds::FeedTrafficCounts;
 use crate::reflect::continuity::{HistoryContinuity, ResumeEvidence, resume_evidence};
@@ -273,12 +273,12 @@ impl Reflector {
             }
             HistoryCheckOutcome::Other(listed) => {
                 self.discard_rolled_back(at, "the current state cannot follow from earlier events");
-                Some(self.start_with(listed.initial, listed.requested_at))
+                Some(self.begin(HistoryStart::Current, listed.initial, listed.requested_at))
             }
             // The storage went back, and whether this feed is affected cannot be determined.
             HistoryCheckOutcome::Unproven(HistoryCheckReason::StorageRolledBack, listed) => {
                 self.discard_rolled_back(at, "storage was restored, and the effect on this resource is unknown");
-                Some(self.start_with(listed.initial, listed.requested_at))
+                Some(self.begin(HistoryStart::Current, listed.initial, listed.requested_at))
             }
             HistoryCheckOutcome::Unproven(
                 HistoryCheckReason::Suspected | HistoryCheckReason::Reopened | HistoryCheckReason::Unconfirmed,

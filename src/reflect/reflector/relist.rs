@@ -2,9 +2,9 @@
 
 use tokio::time::Instant;
 
-use super::{Reflector, ReflectorState, ended};
+use super::{HistoryStart, Reflector, ReflectorState, ended};
 use crate::cache::{FeedSnapshot, FeedState};
-use crate::reflect::continuity::{HistoryComparison, HistoryContinuity, compare, object_versions};
+use crate::reflect::continuity::{HistoryComparison, compare, object_versions};
 use crate::reflect::failure::{ReflectorStepError, classify};
 use crate::reflect::gap::RelistPlan;
 use crate::reflect::gap_recovery::{self, GapRecoveryResult, PastObjectReader};
@@ -69,34 +69,24 @@ impl Reflector {
         if matches!(recovered, GapRecoveryResult::OtherHistory) {
             self.relists.listed(Instant::now());
             self.discard_rolled_back(at, "a list cannot follow from earlier events");
-            return Ok(self.start_with(initial, requested_at));
+            return Ok(self.begin(HistoryStart::Current, initial, requested_at));
         }
-        let FeedInitialState { snapshot, stream, servers, .. } = initial;
-        let until = snapshot.rv;
-        self.upstream.body_encoders.will_list_from(&servers);
+        let until = initial.snapshot.rv;
+        self.upstream.body_encoders.will_list_from(&initial.servers);
         let mended = self.apply_recovered(recovered, until)?;
         self.upstream.gap(if mended { "mended" } else { "new_history" });
         let (feed, took) = (&self.upstream.feed.spec.key, requested_at.elapsed());
         tracing::info!(%feed, from_rv = %at, rv = %until, history_kept = mended, ?took, "feed relisted");
-        if mended {
-            // The restarted server may run another release.
-            let otherwise = self.upstream.feed.reader.snapshot().with_different_bytes(&snapshot).await;
-            self.writer.renew(otherwise).await;
-        } else {
-            self.upstream.feed.freshness.clear();
-            self.writer.replace(snapshot);
-            self.begin_history(requested_at, false);
-        }
-        self.upstream.body_encoders.listed(servers);
-        self.continuity = HistoryContinuity::Certain;
-        if window.is_none() {
-            self.upstream.feed.freshness.prove(requested_at);
-            self.complete.listed(requested_at);
-        }
-        self.record_progress();
         self.relists.listed(Instant::now());
-        self.set_live();
-        Ok(self.after_list(until, stream))
+        if !mended {
+            let start = if window.is_none() { HistoryStart::Current } else { HistoryStart::AtWindow };
+            return Ok(self.begin(start, initial, requested_at));
+        }
+        let FeedInitialState { snapshot, stream, servers, .. } = initial;
+        // The restarted server may run another release.
+        let otherwise = self.upstream.feed.reader.snapshot().with_different_bytes(&snapshot).await;
+        self.writer.renew(otherwise).await;
+        Ok(self.after_list(until, servers, stream, window.is_none().then_some(requested_at)))
     }
 
     /// Recovers the changes up to `list`, if they can be proven.
@@ -150,7 +140,7 @@ impl Reflector {
     /// Discards the feed's history because upstream's storage went back: the cached changes have not happened. After
     /// this, no cached data is served. The watches end when the restored state replaces it (F3).
     pub(super) fn discard_rolled_back(&mut self, at: ResourceVersion, evidence: &'static str) {
-        if std::mem::replace(&mut self.rewinding, true) {
+        if std::mem::replace(&mut self.is_rolled_back, true) {
             return;
         }
         let feed = &self.upstream.feed;
@@ -163,7 +153,7 @@ impl Reflector {
         self.writer.set_state(FeedState::Syncing);
         feed.freshness.clear();
         feed.forget_served_before();
-        self.rewinds.notify(Instant::now());
+        self.rollbacks.notify(Instant::now());
     }
 
     /// Discards the cached state because it differs from upstream's. After this, no cached data is served. The watches

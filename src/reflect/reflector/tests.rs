@@ -39,15 +39,15 @@ fn hands() -> Hands {
         findings,
     };
     let mut reflector = Reflector::new(upstream, writer, found, Arc::default(), BackoffBounds::default());
-    let initial = FeedInitialState {
-        snapshot: feed.reader.stage().finish(BASE),
-        stream: None,
-        servers: Vec::new(),
-        is_from_memory: false,
-    };
-    let begun = reflector.start_with(initial, Instant::now());
+    let begun = reflector.begin(HistoryStart::Current, listed(&feed), Instant::now());
     assert!(matches!(begun, ReflectorState::Listed { at: BASE }));
     Hands { reflector, feed, reader, _held: (feeds, handle) }
+}
+
+/// An empty list at [`BASE`].
+fn listed(feed: &Feed) -> FeedInitialState {
+    let snapshot = feed.reader.stage().finish(BASE);
+    FeedInitialState { snapshot, stream: None, servers: Vec::new(), is_from_memory: false }
 }
 
 impl Hands {
@@ -194,6 +194,18 @@ async fn second_410_in_a_row_relists_the_current_state() {
             _ => panic!("{what}"),
         }
     }
+}
+
+/// The end of an interruption is logged only if its beginning was logged and its end was not.
+#[tokio::test(start_paused = true)]
+async fn first_state_after_a_failed_list_ends_the_interruption() {
+    let mut hands = hands();
+    let broken = ReflectorStepError::Upstream(UpstreamError::Timeout(Duration::from_secs(1)));
+    hands.reflector.log_interruption(&broken, Duration::ZERO);
+    assert!(hands.reflector.is_interrupted);
+    let initial = listed(&hands.feed);
+    let _ = hands.reflector.begin(HistoryStart::Current, initial, Instant::now());
+    assert!(!hands.reflector.is_interrupted, "the next clean reconnect would be logged as its end");
 }
 
 #[tokio::test(start_paused = true)]
