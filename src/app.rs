@@ -343,7 +343,7 @@ async fn until_stopped(
         name = tasks.critical_panic() => TaskPanicError(name),
         name = audit_tasks.critical_panic() => TaskPanicError(name),
     };
-    tracing::error!(error = %lost, "required task lost; exiting so that the process is restarted");
+    tracing::error!(error = %lost, "required task panicked; exiting so that the process is restarted");
     Err(lost)
 }
 

@@ -203,7 +203,7 @@ impl ProgramName {
             Ok(()) => ExitCode::SUCCESS,
             Err(lost) => {
                 // Written by the log thread: a write to an unread stderr would block, and the process must end.
-                tracing::error!(error = %lost, "the proxy ends");
+                tracing::error!(error = %lost, "proxy exited after a panic (a bug: please report it)");
                 ExitCode::from(EX_SOFTWARE)
             }
         }

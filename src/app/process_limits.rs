@@ -24,6 +24,7 @@ pub fn raise_open_files() {
             tracing::info!(from, to, "raised the file descriptor limit to the hard limit");
             let Some(program) = own_executable() else {
                 return tracing::warn!(
+                    limit = to,
                     "cannot find the proxy's own executable; exec plugins inherit the raised file descriptor limit"
                 );
             };

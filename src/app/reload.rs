@@ -126,7 +126,7 @@ impl ReloadableSettings {
             let serve = merged(&running, new, running.settings.with_applied(&changes, &new.settings));
             self.apply_settings(&serve, frontend, feeds);
             if let Err(why) = log_level(&serve.log.level) {
-                tracing::warn!(level = %serve.log.level, error = %why, "cannot apply log.level");
+                tracing::warn!(level = %serve.log.level, error = %why, "cannot apply log.level; keeping the previous level");
             }
             self.running.set(serve);
             tracing::info!(keys = changes.applicable.join(", "), "changed configuration applied");

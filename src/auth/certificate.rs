@@ -206,7 +206,7 @@ impl CertificateAuthorities {
         Ok(CertificateIdentity { user, expires_at: UNIX_EPOCH + Duration::from_secs(last.saturating_add(1)) })
     }
 
-    /// Returns the time at which the next certificate of the chain, or authority, becomes valid.
+    /// Returns the earliest time after `now` at which a certificate of the chain or an authority becomes valid.
     pub fn next_start(&self, chain: &CertificateChain, now: SystemTime) -> Option<SystemTime> {
         let validities = chain.iter().filter_map(validity);
         let starts = validities.chain(self.roots.iter().map(|root| root.validity));

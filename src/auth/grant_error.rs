@@ -78,7 +78,16 @@ impl GrantError {
                 review_resource.resource
             )),
             Some(_) => Self::Unavailable(format!("{}: the apiserver rejected the review", review_resource.refusal)),
-            None => Self::Unavailable(format!("{}: the apiserver is unreachable", review_resource.refusal)),
+            // Callers receive the kind of the failure, and the log has its details.
+            None => {
+                let why = match error {
+                    UpstreamError::Unreachable(_) | UpstreamError::ConnectionLost(_) => "the apiserver is unreachable",
+                    UpstreamError::Timeout(_) => "the apiserver did not respond in time",
+                    UpstreamError::Credentials(_) => "the proxy cannot load its upstream credentials",
+                    _ => "the apiserver's response cannot be used",
+                };
+                Self::Unavailable(format!("{}: {why}", review_resource.refusal))
+            }
         }
     }
 
@@ -113,6 +122,19 @@ impl GrantError {
 mod tests {
     use super::*;
     use kubeapi::Status;
+
+    #[test]
+    fn unanswered_review_names_the_kind_of_the_failure() {
+        for (error, why) in [
+            (UpstreamError::Unreachable("connection refused".into()), "the apiserver is unreachable"),
+            (UpstreamError::Timeout(FORBIDDEN_GRACE), "the apiserver did not respond in time"),
+            (UpstreamError::Credentials("/a/path".to_owned()), "the proxy cannot load its upstream credentials"),
+            (UpstreamError::EndlessPages, "the apiserver's response cannot be used"),
+        ] {
+            let refusal = GrantError::unanswered(&error, ReviewResource::TOKEN).to_string();
+            assert_eq!(refusal, format!("cannot authenticate: {why}"), "{error}");
+        }
+    }
 
     #[test]
     fn rejected_review_is_reported_as_reviews_forbidden() {

@@ -1,13 +1,11 @@
 //! Collects policy changes, so that all changes of a period cause one round of reviews.
 //!
-//! Upstream's authorizers see a change with some delay. So a change causes reviews in three rounds: at once, one
-//! interval later, and three intervals later. While changes arrive, there is one round per interval, for everything due
-//! in it. So the first change of a burst takes effect at once, and a burst costs one round per interval, whatever its
-//! size.
+//! A change causes three rounds of reviews, because upstream's authorizers see it with some delay: at once, one interval
+//! later, and three intervals later. While changes arrive, one round per interval reviews everything that is due. The
+//! first change of a burst takes effect at once, and the cost of a burst does not depend on its size.
 //!
-//! When policy watches begin, earlier changes were missed, and upstream's authorizers may not have seen them yet. So
-//! everything is reviewed once, when the authorizers have caught up, and not three times for each kind of objects. A
-//! starting proxy has most of its leases by then.
+//! When policy watches begin, everything is reviewed once, after the authorizers have had time to catch up. This covers
+//! the changes that were missed before.
 
 use std::time::Duration;
 

@@ -151,6 +151,7 @@ impl ReviewCreationPermission {
 
     /// Checks whether the proxy may create these reviews.
     async fn check(&self, reviews: &dyn ReviewClient) {
+        let resource = self.review_resource.resource;
         match reviews.review_own_access(&self.review_resource.creation()).await {
             Ok(AccessReviewResult { allowed: true, .. }) => self.set(ReviewCreationState::Granted),
             Ok(_) => self.set(ReviewCreationState::Refused(403)),
@@ -158,10 +159,12 @@ impl ReviewCreationPermission {
             // A cluster may forbid every account to check its own permissions. Then only the next review can prove the
             // permission, and a process that is not ready receives no request.
             Err(error) if error.code() == Some(403) => {
-                tracing::warn!(%error, "cannot check the permission to create reviews; assuming it is granted");
+                tracing::warn!(resource, %error, "cannot check whether the proxy may create reviews; assuming that it may");
                 self.set(ReviewCreationState::Granted);
             }
-            Err(error) => tracing::debug!(%error, "cannot check the permission to create reviews"),
+            Err(error) => {
+                tracing::debug!(resource, %error, "cannot check whether the proxy may create reviews; retrying");
+            }
         }
     }
 

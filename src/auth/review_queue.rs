@@ -209,7 +209,7 @@ impl ReviewQueue {
     fn log_failure(&self, error: &dyn fmt::Display) {
         if let Some(failures) = self.failures.failed(Instant::now()) {
             let resource = self.permission.review_resource.resource;
-            tracing::warn!(resource, failures, %error, "review request to the apiserver failed");
+            tracing::warn!(resource, failures, %error, "review request to the apiserver failed; callers without a cached decision are refused with 503");
         }
     }
 

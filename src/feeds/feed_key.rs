@@ -82,7 +82,7 @@ impl FeedScope {
         if let Self::Namespace(namespace) = self { Some(namespace) } else { None }
     }
 
-    /// Returns the feed's fixed field selector in its usual notation.
+    /// Returns the feed's fixed field selector as `field=value`.
     pub fn selector(&self) -> Option<String> {
         if let Self::Selected { field, value } = self { Some(format!("{field}={value}")) } else { None }
     }

@@ -95,7 +95,7 @@ pub(super) enum ConnectionState {
     Aborted,
 }
 
-/// Counts a running request until it is dropped.
+/// Counts a running request until this guard is dropped.
 #[derive(Debug)]
 pub(super) struct RunningRequestGuard {
     connection: DownstreamConnection,

@@ -21,8 +21,8 @@ const POLL_EVERY: Duration = Duration::from_millis(20);
 /// The reason for which a connection must end at once.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ForcedConnectionEnd {
-    #[error("no request received on the connection in time")]
-    Silent,
+    #[error("no request received on the connection within {0:?}")]
+    Silent(Duration),
     #[error("the proxy closed the connection")]
     Aborted,
 }
@@ -44,7 +44,7 @@ pub(super) async fn ending(
                 return Ok(());
             }
             ConnectionFailure::Silent.count();
-            Err(ForcedConnectionEnd::Silent)
+            Err(ForcedConnectionEnd::Silent(limits.first_request_max))
         }
         () = signal.aborted() => Err(ForcedConnectionEnd::Aborted),
         () = drain_reached(this, drain, is_late) => Ok(()),

@@ -79,6 +79,17 @@ enum ReflectorState {
     Expired { at: ResourceVersion, window: Option<ResourceVersion> },
 }
 
+impl ReflectorState {
+    /// Returns what the feed does in this state, for logs.
+    fn phase(&self) -> &'static str {
+        match self {
+            Self::Empty => "initial",
+            Self::Listed { .. } | Self::Watching { .. } => "watch",
+            Self::Expired { .. } => "relist",
+        }
+    }
+}
+
 /// The age of a listed state that begins a history.
 #[derive(Debug, Clone, Copy)]
 enum HistoryStart {
@@ -150,6 +161,7 @@ impl Reflector {
     pub(super) async fn run(&mut self) -> FeedEndReason {
         let mut state = ReflectorState::Empty;
         loop {
+            let phase = state.phase();
             let (next, failure) = self.step(state).await;
             state = next;
             let Some(failure) = failure else { continue };
@@ -159,24 +171,27 @@ impl Reflector {
                 return end;
             }
             let wait = self.pause_after(&failure, &mut state);
-            self.log_interruption(&failure, wait);
+            self.log_interruption(&failure, phase, wait);
             self.pause(wait, &failure).await;
         }
     }
 
-    /// Logs an interrupted watch. A clean end is normal for an apiserver and logged as info. Any other end is a
+    /// Logs a failed list or watch. A clean end is normal for an apiserver and logged as info. Any other end is a
     /// rate-limited warning, because all feeds fail at once when upstream is unreachable.
-    fn log_interruption(&mut self, failure: &ReflectorStepError, wait: Duration) {
+    fn log_interruption(&mut self, failure: &ReflectorStepError, phase: &str, wait: Duration) {
         let feed = &self.upstream.feed;
         feed.counts.record_failure(failure.summary());
         if let ReflectorStepError::Stream(WatchStreamEnd::Closed) = failure {
             tracing::info!(
-                feed = %feed.spec.key, error = %failure, retry_in = ?wait,
-                "upstream watch interrupted; retrying"
+                feed = %feed.spec.key, error = %failure, phase, retry_in = ?wait,
+                "cannot list or watch upstream; retrying"
             );
         } else if let Some(failures) = self.interruptions.failed(Instant::now()) {
             let (feed, error) = (&feed.spec.key, failure);
-            tracing::warn!(%feed, %error, failures, retry_in = ?wait, "upstream watch interrupted; retrying");
+            tracing::warn!(
+                %feed, %error, phase, failures, retry_in = ?wait,
+                "cannot list or watch upstream; retrying"
+            );
             self.is_interrupted = true;
         }
     }

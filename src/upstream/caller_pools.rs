@@ -30,7 +30,7 @@ pub(super) struct CallerConnectionPools {
 #[derive(Debug)]
 struct CallerPoolPair {
     short: ConnectionPool,
-    /// The pool for streams, of which each has its own connection.
+    /// The pool for streams. Each stream has its own connection.
     streams: ConnectionPool,
     _permit: OwnedSemaphorePermit,
 }

@@ -350,7 +350,7 @@ impl UpstreamClient {
         if is_own {
             set_proxy_credentials(request.headers_mut(), transport.credentials.headers().await?)?;
         }
-        let counter = self.shared.costs.counter(UpstreamRequestCause::PassedThrough, lane != ForwardPoolKind::Short);
+        let counter = self.shared.costs.counter(UpstreamRequestCause::Forwarded, lane != ForwardPoolKind::Short);
         let outgoing = CountedRequest { request, counter };
         let sending = pin!(async {
             match lane {

@@ -39,7 +39,7 @@ pub enum UpstreamRequestCause {
     /// Checks whether one of several servers is ready, when another may have failed.
     Readiness,
     /// Callers' requests that are forwarded.
-    PassedThrough,
+    Forwarded,
 }
 
 /// The cost of requests with one cause since the process started.
@@ -99,7 +99,7 @@ const CAUSES: [(UpstreamRequestCause, &str); 17] = [
     (UpstreamRequestCause::Identity, "identity"),
     (UpstreamRequestCause::SelfReview, "self_review"),
     (UpstreamRequestCause::Readiness, "readiness"),
-    (UpstreamRequestCause::PassedThrough, "forwarded"),
+    (UpstreamRequestCause::Forwarded, "forwarded"),
 ];
 
 impl UpstreamRequestCause {

@@ -232,7 +232,10 @@ impl UpstreamCredentials {
     fn log_unavailable(&self, error: &(dyn std::error::Error + 'static)) -> UpstreamError {
         let why = describe(error);
         if let Some(failures) = self.failures.failed(Instant::now()) {
-            tracing::warn!(error = %why, failures, "cannot load the proxy's upstream credentials");
+            tracing::warn!(
+                error = %why, failures,
+                "cannot load the proxy's upstream credentials; requests that need upstream fail with 503"
+            );
         }
         UpstreamError::Credentials(why)
     }

@@ -80,7 +80,7 @@ pub enum UnsendableRequest {
     Nested,
     #[error("requests with client certificates cannot be forwarded: set delegated.impersonator")]
     NoImpersonator,
-    #[error("the user's name or groups cannot be sent in a header")]
+    #[error("cannot impersonate the user: its name or a group has characters that HTTP headers do not allow")]
     UnencodableUser,
 }
 

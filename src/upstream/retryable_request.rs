@@ -45,7 +45,7 @@ enum RetryableBody {
 
 /// The maximum number of retries. The pauses before all but the first retry add up to about 0.6 s.
 const RETRIES_MAX: u32 = 8;
-/// The mean pause before the second retry; doubled for each further one.
+/// The mean pause before the second retry. It doubles with each further retry.
 const PAUSE: Duration = Duration::from_millis(5);
 /// The maximum size in bytes of a body that is retained for a retry.
 const RETAINED_BYTES_MAX: u32 = 256 << 10;
@@ -143,7 +143,7 @@ mod tests {
     use crate::upstream::{UpstreamCostTotals, UpstreamRequestCause};
 
     async fn read(body: UpstreamBody, has_deadline: bool) -> Result<RetryableRequest, UpstreamError> {
-        let counter = UpstreamCostTotals::default().counter(UpstreamRequestCause::PassedThrough, false);
+        let counter = UpstreamCostTotals::default().counter(UpstreamRequestCause::Forwarded, false);
         let request = Request::post("/").body(body).expect("a request");
         RetryableRequest::new(CountedRequest { request, counter }, has_deadline).await
     }

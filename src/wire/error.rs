@@ -29,7 +29,7 @@ pub enum WireError {
     Protobuf(&'static str),
     /// The data is well-formed, but its layout differs from the apiserver's, so splitting and rejoining it would not
     /// give the same bytes.
-    #[error("unexpected structure: {0}")]
+    #[error("unexpected layout of upstream's data: {0}")]
     Layout(&'static str),
     /// The object has no `metadata`.
     #[error("the object has no metadata")]
@@ -51,7 +51,7 @@ pub enum WireError {
     #[error("the object is of another kind than the feed")]
     WrongKind,
     /// The Table has other columns than those before it.
-    #[error("the columns of the Table changed")]
+    #[error("upstream changed the Table's columns; the feed restarts")]
     OtherColumns,
 }
 

@@ -370,7 +370,7 @@ async fn interrupted_feed_logs_one_warning() {
     direct::eventually("it has failed twice, so the first failure is logged", failures).await;
     process.signal("TERM");
     let log = process.ended().await.stderr;
-    let lost = |line: &&str| line.contains("upstream watch interrupted") && line.contains("feed=pods");
+    let lost = |line: &&str| line.contains("cannot list or watch upstream") && line.contains("feed=pods");
     let warned = log.lines().filter(lost).filter(|line| line.contains("WARN")).count();
     assert_eq!(warned, 1, "once, however often it fails: {log}");
 }

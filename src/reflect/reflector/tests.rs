@@ -201,7 +201,7 @@ async fn second_410_in_a_row_relists_the_current_state() {
 async fn first_state_after_a_failed_list_ends_the_interruption() {
     let mut hands = hands();
     let broken = ReflectorStepError::Upstream(UpstreamError::Timeout(Duration::from_secs(1)));
-    hands.reflector.log_interruption(&broken, Duration::ZERO);
+    hands.reflector.log_interruption(&broken, "initial", Duration::ZERO);
     assert!(hands.reflector.is_interrupted);
     let initial = listed(&hands.feed);
     let _ = hands.reflector.begin(HistoryStart::Current, initial, Instant::now());

@@ -183,7 +183,7 @@ impl ForwardHandler {
         let send = move || -> std::pin::Pin<Box<dyn Future<Output = _> + Send>> {
             let (client, path) = (client.clone(), path.clone());
             Box::pin(async move {
-                let (cause, kind) = (UpstreamRequestCause::PassedThrough, UpstreamRequestKind::Short);
+                let (cause, kind) = (UpstreamRequestCause::Forwarded, UpstreamRequestKind::Short);
                 let response = client.open(cause, kind, &path, TABLE_ACCEPT).await?;
                 let (status, headers) = (response.status(), response.headers().clone());
                 let body = match client.read_at_most(response, bytes_max).await {

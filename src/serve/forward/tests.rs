@@ -43,7 +43,7 @@ async fn upstream_failure_returns_gateway_error() {
 fn unsendable_request_is_refused_by_the_proxy() {
     let no_impersonator = "requests with client certificates cannot be forwarded: set delegated.impersonator";
     let nested = "the proxy's own credentials already impersonate a user, and impersonation cannot be nested";
-    let unencodable = "the user's name or groups cannot be sent in a header";
+    let unencodable = "cannot impersonate the user: its name or a group has characters that HTTP headers do not allow";
     assert_reported(vec![
         (UpstreamError::Unsendable(UnsendableRequest::Nested), 403, nested),
         (UpstreamError::Unsendable(UnsendableRequest::NoImpersonator), 403, no_impersonator),

@@ -36,7 +36,7 @@ impl WatchOpener {
             .ok_or(ForwardReason::Table)?;
         let ListPage { resource_version, continue_token, items, .. } =
             self.rows(request.caller.flow().as_ref(), &path, resource).await.map_err(|error| {
-                tracing::debug!(%error, "cannot list the initial rows of a Table watch; forwarding");
+                tracing::debug!(resource = %resource.gvr, %error, "cannot list the initial rows of a Table watch; forwarding");
                 ForwardReason::Table
             })?;
         // The request to upstream had the proxy's identity, so the result is checked against the caller's view.
@@ -54,7 +54,7 @@ impl WatchOpener {
         resource: &UpstreamResource,
     ) -> Result<ListPage, Box<dyn std::error::Error + Send + Sync>> {
         let _permit = self.concurrency.forwards.acquire(flow)?;
-        let (answered, body) = self.client.fetch(UpstreamRequestCause::PassedThrough, path, TABLE_ACCEPT).await?;
+        let (answered, body) = self.client.fetch(UpstreamRequestCause::Forwarded, path, TABLE_ACCEPT).await?;
         if answered != Some(FeedEncoding::Table.byte_encoding()) {
             return Err(
                 UpstreamError::OtherRepresentation { requested: FeedEncoding::Table.to_string(), answered }.into()

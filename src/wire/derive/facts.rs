@@ -225,5 +225,5 @@ impl ProtobufFieldSchema {
 const TEXT: &str = include_str!("facts/facts.json");
 /// The maximum number of minor releases in the table.
 const MINORS_MAX: usize = 8;
-/// The mark of a number without a field in [`MessageSchema::by_number`].
+/// The entry of [`MessageSchema::by_number`] for a number without a field.
 const NONE: u8 = u8::MAX;

@@ -30,8 +30,8 @@ pub enum TranscodeRefusal {
     #[error("values are nested too deeply")]
     TooDeep,
     /// The JSON would be much larger than that of any valid body of the same size.
-    #[error("the JSON form would be too large")]
-    TooLarge,
+    #[error("the JSON form exceeds the limit of {0} bytes")]
+    TooLarge(usize),
 }
 
 impl TranscodeError {

@@ -170,7 +170,7 @@ impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
     /// Writes `,"name":`, without the comma at the beginning of an object.
     fn key(&mut self, field: &ProtobufFieldSchema) -> Result<(), TranscodeRefusal> {
         if self.out.len() > self.limit {
-            return Err(TranscodeRefusal::TooLarge);
+            return Err(TranscodeRefusal::TooLarge(self.limit));
         }
         let first = self.out.len() == self.start || self.out.last() == Some(&b'{');
         self.out.extend_from_slice(field.key(!first));

@@ -1,6 +1,6 @@
 //! The rules for label keys and values, as in apimachinery's `pkg/api/validate/content`.
 
-const NAME_BYTES_MAX: usize = 63;
+const LABEL_BYTES_MAX: usize = 63;
 const SUBDOMAIN_BYTES_MAX: usize = 253;
 
 /// Whether a label key is valid: an optional DNS subdomain and `/`, then a name.
@@ -18,7 +18,7 @@ pub(super) fn is_valid_value(value: &str) -> bool {
 fn is_name(name: &str) -> bool {
     let bytes = name.as_bytes();
     let ends = [bytes.first(), bytes.last()];
-    bytes.len() <= NAME_BYTES_MAX
+    bytes.len() <= LABEL_BYTES_MAX
         && ends.iter().all(|end| end.is_some_and(u8::is_ascii_alphanumeric))
         && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
 }
