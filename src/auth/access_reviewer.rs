@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::comparison_queue::{ComparedAnswer, ComparisonQueue};
 use super::policy_changes::PolicyChanges;
-use super::rbac_authorizer::{LocalDecision, RbacAuthorizer};
+use super::rbac_authorizer::{LocalDecision, RbacAuthorizer, RulesUnknown};
 use super::review_permission::ReviewResource;
 use super::review_purpose::ReviewPurpose;
 use super::review_queue::{
@@ -150,22 +150,26 @@ impl AccessReviewer {
     }
 
     /// Returns the names of the objects that the rules known here let a user get, if upstream has denied an access to all
-    /// of them. One of these decisions is counted, and perhaps compared with upstream's. A Namespace has a decision of its
-    /// own.
-    pub(super) fn names(
+    /// of them. A Namespace has a decision of its own.
+    ///
+    /// # Errors
+    /// The rules are not known.
+    pub(super) fn names(&self, user: &User, denied: &AccessAttributes) -> Result<Option<ObjectNames>, RulesUnknown> {
+        if denied.verb == "get" { Ok(None) } else { self.rbac.names(user, &denied.clone().get("")) }
+    }
+
+    /// Returns the time until which these names were certain. The decision on one of them is counted, and perhaps compared
+    /// with upstream's.
+    pub(super) fn names_certain_until(
         &self,
         user: &Arc<User>,
         denied: &AccessAttributes,
         purpose: ReviewPurpose,
-    ) -> Option<ObjectNames> {
-        if denied.verb == "get" {
-            return None;
-        }
-        let get = |name: &str| denied.clone().get(name);
-        let names = self.rbac.names(user, &get(""))?;
+        names: &ObjectNames,
+    ) -> Option<Instant> {
         let name = names.iter().nth(random::usize(..names.len()))?;
-        self.decide_here(user, &Arc::new(get(name)), purpose)?;
-        Some(names)
+        let decision = self.decide_here(user, &Arc::new(denied.clone().get(name)), purpose)?;
+        Some(decision.certain_until())
     }
 
     /// Sends a review. Returns a time before it was sent, and the result.
@@ -268,6 +272,11 @@ impl AccessDecision {
         let namespace = namespace.unwrap_or_default().into();
         let (is_allowed, reason) = (result.allowed, result.reason.into());
         Self { sent, is_allowed, reason, user, namespace, is_local: false, stale_rules: None }
+    }
+
+    /// Returns the time until which the decision was certain, which is earlier than its own if it is by stale rules.
+    pub(super) fn certain_until(&self) -> Instant {
+        self.stale_rules.and_then(|stale| self.sent.checked_sub(stale)).unwrap_or(self.sent)
     }
 
     /// Whether upstream's reason says that RBAC allows the access. No other authorizer gives that reason.

@@ -187,7 +187,7 @@ impl Authorizer {
     /// Whether rules that are known here let the caller get objects by name that a read of a collection in a namespace
     /// would show.
     pub fn has_names(&self, caller: &Caller, info: &RequestInfo) -> bool {
-        let names = |user| self.rbac()?.names(user, &AccessAttributes::from_request(info).get(""));
+        let names = |user| self.rbac()?.names(user, &AccessAttributes::from_request(info).get("")).ok()?;
         caller.user().and_then(names).is_some()
     }
 
@@ -280,7 +280,7 @@ impl Authorizer {
         self.rbac()?.stale()
     }
 
-    fn rbac(&self) -> Option<&RbacAuthorizer> {
+    pub(super) fn rbac(&self) -> Option<&RbacAuthorizer> {
         Some(&self.delegated.as_ref()?.authenticator.access_reviewer.rbac)
     }
 

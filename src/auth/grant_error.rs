@@ -22,6 +22,9 @@ pub enum GrantError {
     /// Upstream rejects the proxy's reviews, so everything that depends on them ends soon.
     #[error("{0}")]
     ReviewsForbidden(String),
+    /// The rules that show objects by name are not known since this time, so what they allow is not known either.
+    #[error("cannot authorize: the RBAC rules are not known at present; try again")]
+    RulesUnknown { since: Instant },
     /// A limit on reviews is exceeded: of one user, of unknown callers, or of all callers together.
     #[error("too many authentication or authorization requests; try again")]
     TooMany { retry_after_seconds: u32 },
@@ -101,7 +104,7 @@ impl GrantError {
         match self {
             Self::Unauthenticated => "unauthenticated",
             Self::Denied(_) | Self::TooManyNamespaces { .. } => "denied",
-            Self::Unavailable(_) => "unavailable",
+            Self::Unavailable(_) | Self::RulesUnknown { .. } => "unavailable",
             Self::ReviewsForbidden(_) => "reviews_forbidden",
             Self::TooMany { .. } => "too_many",
         }
@@ -114,7 +117,10 @@ impl GrantError {
 
     /// Whether the reason is that no decision could be obtained.
     pub(super) fn is_inconclusive(&self) -> bool {
-        matches!(self, Self::Unavailable(_) | Self::ReviewsForbidden(_) | Self::TooMany { .. })
+        match self {
+            Self::Unavailable(_) | Self::ReviewsForbidden(_) | Self::RulesUnknown { .. } | Self::TooMany { .. } => true,
+            Self::Unauthenticated | Self::Denied(_) | Self::TooManyNamespaces { .. } => false,
+        }
     }
 }
 

@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::access_reviewer::AccessDecision;
 use super::authenticator::Authenticator;
 use super::grant_error::ReviewGrace;
+use super::rbac_authorizer::RulesUnknown;
 use super::recheck_schedule::NamespaceRecheckSchedule;
 use super::review_purpose::ReviewPurpose;
 use super::{AffectedNamespaces, GrantError, ObjectNames};
@@ -162,6 +162,7 @@ impl NamespaceDecisions {
     pub(super) fn set_user(&self, user: &Arc<User>) {
         let before = std::mem::replace(&mut *self.user.lock(), user.clone());
         if before != *user {
+            self.refresh_names(false);
             self.recheck(&AffectedNamespaces::Everywhere, Instant::now());
         }
     }
@@ -184,7 +185,7 @@ impl NamespaceDecisions {
         let (mut busy_since, mut grace) = (None, ReviewGrace::default());
         loop {
             if rechecks.changed.notified().now_or_never().is_some() {
-                self.withdraw_names();
+                self.refresh_names(true);
             }
             let (now, due) = (Instant::now(), rechecks.schedule.lock().next());
             let Some(due) = due.filter(|due| *due <= now) else {
@@ -192,7 +193,7 @@ impl NamespaceDecisions {
                 tokio::select! {
                     biased;
                     () = sleep_until_opt(due) => {}
-                    () = rechecks.changed.notified() => self.withdraw_names(),
+                    () = rechecks.changed.notified() => self.refresh_names(true),
                 }
                 continue;
             };
@@ -209,8 +210,12 @@ impl NamespaceDecisions {
                     set_failing(true);
                     // Upstream caused the delay.
                     busy_since = None;
-                    let oldest = rechecks.schedule.lock().oldest();
-                    if oldest.is_some_and(|oldest| grace.ends(&error, oldest, outage) <= Instant::now()) {
+                    let ends = match error {
+                        // Upstream answers, so this is no outage of it.
+                        GrantError::RulesUnknown { since } => Some(since + rechecks.period),
+                        _ => rechecks.schedule.lock().oldest().map(|oldest| grace.ends(&error, oldest, outage)),
+                    };
+                    if ends.is_some_and(|ends| ends <= Instant::now()) {
                         return error;
                     }
                 }
@@ -233,7 +238,9 @@ impl NamespaceDecisions {
                 }
                 Err(error) => {
                     rechecks.schedule.lock().retry_at(&namespace, retry_at);
-                    result = Err(error);
+                    if !matches!(result, Err(GrantError::RulesUnknown { .. })) {
+                        result = Err(error);
+                    }
                 }
             }
             Ok(())
@@ -247,12 +254,17 @@ impl NamespaceDecisions {
     }
 
     /// Hides the objects that the rules no longer allow by name. They do not wait for upstream's review of the namespace.
-    fn withdraw_names(&self) {
+    /// While the rules are not known, `keeps` says whether the objects stay visible.
+    fn refresh_names(&self, keeps: bool) {
         let (user, decisions) = (self.user.lock().clone(), self.decisions.borrow().clone());
         for namespace in decisions.iter().filter(|(_, access)| access.name_count() > 0).map(|(namespace, _)| namespace)
         {
             let access = self.access.in_namespace(namespace);
-            self.set(namespace.clone(), self.denied(&user, &access, ReviewPurpose::Namespace));
+            match self.authenticator.access_reviewer.names(&user, &access) {
+                Ok(Some(names)) => self.set(namespace.clone(), NamespaceAccess::Named(names)),
+                Err(_) if keeps => {}
+                Ok(None) | Err(_) => self.set(namespace.clone(), NamespaceAccess::Denied),
+            }
         }
     }
 
@@ -352,11 +364,8 @@ impl NamespaceDecisions {
             let oldest = Some(since).filter(|_| purpose != ReviewPurpose::Request);
             let access = Arc::new(self.access.in_namespace(&namespace));
             let outcome = match self.authenticator.access_reviewer.decide(user, &access, purpose, oldest).await {
-                Ok(AccessDecision { sent, stale_rules, .. }) => {
-                    let stale_since = stale_rules.and_then(|stale| sent.checked_sub(stale));
-                    Ok((NamespaceAccess::Allowed, stale_since.unwrap_or(since)))
-                }
-                Err(GrantError::Denied(_)) => Ok((self.denied(user, &access, purpose), since)),
+                Ok(decision) => Ok((NamespaceAccess::Allowed, decision.certain_until())),
+                Err(GrantError::Denied(_)) => self.denied(user, &namespace, (&access, since), purpose),
                 Err(error) => Err(error),
             };
             (namespace, since, outcome)
@@ -377,9 +386,31 @@ impl NamespaceDecisions {
     }
 
     /// Returns the decision on a namespace of which upstream has denied to read all objects.
-    fn denied(&self, user: &Arc<User>, access: &AccessAttributes, purpose: ReviewPurpose) -> NamespaceAccess {
-        let names = self.authenticator.access_reviewer.names(user, access, purpose);
-        names.map_or(NamespaceAccess::Denied, NamespaceAccess::Named)
+    ///
+    /// # Errors
+    /// Objects are shown by name, or may have to be, and the rules are not known.
+    fn denied(
+        &self,
+        user: &Arc<User>,
+        namespace: &str,
+        (access, since): (&AccessAttributes, Instant),
+        purpose: ReviewPurpose,
+    ) -> NamespaceOutcome {
+        let reviewer = &self.authenticator.access_reviewer;
+        match reviewer.names(user, access) {
+            Ok(None) => Ok((NamespaceAccess::Denied, since)),
+            Ok(Some(names)) => {
+                let certain_until = reviewer.names_certain_until(user, access, purpose, &names);
+                Ok((NamespaceAccess::Named(names), certain_until.unwrap_or(since)))
+            }
+            Err(RulesUnknown { since: unknown_since, is_readable }) => {
+                let is_named = matches!(self.decision(namespace), Some(NamespaceAccess::Named(_)));
+                if is_named || purpose == ReviewPurpose::Request && is_readable {
+                    return Err(GrantError::RulesUnknown { since: unknown_since });
+                }
+                Ok((NamespaceAccess::Denied, since))
+            }
+        }
     }
 
     /// Stores the decision on a namespace, unless one is known.

@@ -39,6 +39,8 @@ struct RbacAuthorizerState {
     is_mixed: bool,
     /// The time since which not all feeds are live; `None` if they are.
     stale_since: Option<Instant>,
+    /// The time since which no decisions are made, if an update has ended them.
+    unknown_since: Option<Instant>,
     /// Whether upstream has denied what the rules allow.
     is_disabled: bool,
     /// The users whose permissions have changed since the last report.
@@ -64,12 +66,21 @@ pub(super) struct LocalDecision {
     pub(super) stale: Option<Duration>,
 }
 
+/// The reason that it is not known which objects the rules allow by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RulesUnknown {
+    /// The time since which no decisions are made.
+    pub(super) since: Instant,
+    /// Whether the rules can be known again without a change of an object that cannot be used.
+    pub(super) is_readable: bool,
+}
+
 /// A change that affects local decisions.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RbacChange {
     /// The permissions of these users may have changed.
     Rules(AffectedUsers),
-    /// Decisions are made from now on.
+    /// Decisions are made from now on. `Rules` follows for everyone.
     Started,
     /// No decisions are made from now on, for this reason. Earlier ones were certain until that time; `None` if upstream
     /// has denied one.
@@ -84,6 +95,7 @@ impl RbacAuthorizer {
             feeds: [RbacFeedState::Unproven; RbacKind::ALL.len()],
             is_mixed: false,
             stale_since: Some(Instant::now()),
+            unknown_since: Some(Instant::now()),
             is_disabled: false,
             affected: AffectedUsers::none(),
             was_active: false,
@@ -111,13 +123,20 @@ impl RbacAuthorizer {
     }
 
     /// Returns the names of the objects for which the rules allow an access by name; `None` if there are none, or too
-    /// many, or if the rules are not known well enough.
-    pub(super) fn names(&self, user: &User, access: &AccessAttributes) -> Option<ObjectNames> {
+    /// many, or if upstream decides everything.
+    ///
+    /// # Errors
+    /// The rules are not known.
+    pub(super) fn names(&self, user: &User, access: &AccessAttributes) -> Result<Option<ObjectNames>, RulesUnknown> {
         let state = self.state.read();
-        if !self.is_configured || !state.is_active(self.grace) {
-            return None;
+        if !self.is_configured || state.is_disabled {
+            return Ok(None);
         }
-        state.policy.find_names(user, access)
+        if state.is_active(self.grace) {
+            return Ok(state.policy.find_names(user, access));
+        }
+        let since = state.unknown_since.or(state.stale_since.map(|since| since + self.grace));
+        Err(RulesUnknown { since: since.unwrap_or_else(Instant::now), is_readable: !state.policy.is_unreadable() })
     }
 
     /// Whether decisions are made.
@@ -198,7 +217,11 @@ impl RbacAuthorizer {
     }
 
     fn update<T>(&self, change: impl FnOnce(&mut RbacAuthorizerState) -> T) -> T {
-        let result = change(&mut self.state.write());
+        let mut state = self.state.write();
+        let result = change(&mut state);
+        let (is_active, now) = (state.is_active(self.grace), Instant::now());
+        state.unknown_since = (!is_active).then(|| state.unknown_since.unwrap_or(now));
+        drop(state);
         self.changed.notify_one();
         result
     }
@@ -214,6 +237,10 @@ impl RbacAuthorizer {
                     metrics::local_decisions_active(is_active);
                     let certain_until =
                         Some(state.stale_since.unwrap_or_else(Instant::now)).filter(|_| !state.is_disabled);
+                    if is_active {
+                        // What was decided without the rules may differ.
+                        state.affected = AffectedUsers::Everyone;
+                    }
                     return stopped.map_or(RbacChange::Started, |reason| RbacChange::Stopped { reason, certain_until });
                 }
                 let affected = std::mem::replace(&mut state.affected, AffectedUsers::none());

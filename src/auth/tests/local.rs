@@ -1,5 +1,8 @@
 //! Tests of decisions by the RBAC objects that are known here (`decide: rbac`).
 
+mod comparisons;
+mod names;
+
 use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
@@ -9,7 +12,6 @@ use super::*;
 use crate::auth::rbac_authorizer::{RbacAuthorizer, RbacChange};
 use crate::auth::recheck_request::RecheckRequest;
 use crate::auth::{AccessDecider, Caller, NamespaceAccess, RbacEvent, RbacKind};
-use crate::upstream::UpstreamError;
 
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
 const REASON: &str = r#"RBAC: allowed by RoleBinding "b/t1" of Role "r" to User "ada""#;
@@ -53,11 +55,6 @@ fn subjects() -> Value {
 }
 
 type Stop = fn(&RbacAuthorizer);
-type ListAnswer = fn(&str) -> Result<Option<String>, UpstreamError>;
-
-fn unanswered() -> UpstreamError {
-    UpstreamError::Timeout(seconds(1))
-}
 
 /// Such an authorizer, whose rules and configuration let anonymous callers read, too.
 async fn anonymous_scene(grace: u64) -> Scene {
@@ -405,143 +402,4 @@ async fn lost_history_without_relist_reviews_local_watches_within_the_period() {
     scene.authorizer.clear_policy(RbacKind::RoleBinding);
     assert!(end_of(&watch).await <= seconds(60));
     assert_eq!(watch.end_reason(), Some("denied"));
-}
-
-#[tokio::test(start_paused = true)]
-async fn sampled_decisions_are_compared_with_upstream() {
-    let scene = local_scene_with(AuthConfig { compare_one_in: 10, ..config() }).await;
-    for _ in 0..1_000 {
-        scene.watch("ada", PODS).await;
-        sleep(seconds(1)).await;
-    }
-    let compared = scene.counted().0;
-    assert!((50..=200).contains(&compared), "{compared}");
-    assert!(scene.decides_here().await, "upstream agrees");
-}
-
-/// Everything is compared, and upstream denies what the rules allow.
-async fn disagreeing_scene() -> Scene {
-    let scene = local_scene_with(AuthConfig { compare_one_in: 1, ..config() }).await;
-    scene.stub.deny("ada", "t1");
-    scene
-}
-
-#[tokio::test(start_paused = true)]
-async fn confirmed_disagreement_returns_to_ask() {
-    let scene = disagreeing_scene().await;
-    let watch = scene.watch("ada", PODS).await;
-    let took = end_of(&watch).await;
-    assert!(took <= seconds(5), "{took:?}");
-    assert_eq!(watch.end_reason(), Some("denied"));
-    let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("authenticated");
-    assert!(scene.authorizer.grant(&caller, &info(PODS)).await.is_err(), "upstream decides");
-    scene.stub.allow("ada", "t1");
-    scene.authorizer.policy_changed(&change("ada", "t1"));
-    sleep(seconds(10)).await;
-    assert!(!scene.decides_here().await, "until a reload");
-    scene.authorizer.enable_local_decisions();
-    assert!(scene.decides_here().await);
-}
-
-/// Until upstream lists the objects of the decision at their versions, it may not have seen them.
-#[tokio::test(start_paused = true)]
-async fn denial_by_other_versions_is_no_disagreement() {
-    let answers: [(&str, ListAnswer); 4] = [
-        ("a newer binding", |url| Ok(Some(if url.contains("/rolebindings?") { "3" } else { "1" }.to_owned()))),
-        ("a newer role", |url| Ok(Some(if url.contains("/roles?") { "3" } else { "2" }.to_owned()))),
-        ("no object", |_| Ok(None)),
-        ("no answer", |_| Err(unanswered())),
-    ];
-    for (what, answer) in answers {
-        let scene = disagreeing_scene().await;
-        scene.stub.list(answer);
-        let watch = scene.watch("ada", PODS).await;
-        sleep(seconds(60)).await;
-        assert_eq!(watch.end_reason(), None, "{what}");
-        assert!(scene.decides_here().await, "{what}");
-    }
-}
-
-/// The lists name the objects and ask for nothing older.
-#[tokio::test(start_paused = true)]
-async fn confirmation_lists_binding_and_role_not_older_than_the_decision() {
-    let scene = disagreeing_scene().await;
-    let (sender, urls) = std::sync::mpsc::channel();
-    scene.stub.list(move |url| {
-        sender.send(url.to_owned()).expect("a receiver");
-        Err(unanswered())
-    });
-    scene.watch("ada", PODS).await;
-    sleep(seconds(5)).await;
-    let base = "/apis/rbac.authorization.k8s.io/v1/namespaces/t1";
-    assert_eq!(
-        urls.try_iter().collect::<Vec<_>>(),
-        [format!(
-            "{base}/rolebindings?fieldSelector=metadata.name%3Db&resourceVersion=2&resourceVersionMatch=NotOlderThan"
-        )]
-    );
-}
-
-/// Here, too, the rules must still be the same after the second answer.
-#[tokio::test(start_paused = true)]
-async fn rules_that_changed_meanwhile_are_no_disagreement() {
-    for with_upstream in [false, true] {
-        let scene = disagreeing_scene().await;
-        scene.watch("ada", PODS).await;
-        sleep(Duration::from_millis(1_500)).await;
-        if with_upstream {
-            scene.stub.allow("ada", "t1");
-        } else {
-            scene.bind("7", &subjects());
-        }
-        sleep(seconds(10)).await;
-        assert!(scene.decides_here().await, "{with_upstream}");
-    }
-}
-
-fn named_role(names: &[String]) -> Value {
-    let rule = json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"], "resourceNames": names});
-    json!({"metadata": {"name": "r", "namespace": "t1", "resourceVersion": "1"}, "rules": [rule]})
-}
-
-/// A name that the rules no longer allow is hidden at once, although upstream does not answer.
-#[tokio::test(start_paused = true)]
-async fn names_follow_rules_without_reviews_of_each() {
-    let scene = local_scene().await;
-    let allow = |names: &[&str]| {
-        let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
-        scene.authorizer.apply_policy_change(RbacKind::Role, Some(event("MODIFIED", &named_role(&names))));
-    };
-    allow(&["a", "b"]);
-    scene.stub.deny("ada", "t1");
-    let readable = scene.readable("ada", &["t1".to_owned()]).await.expect("it is let in");
-    let sees = || ["a", "b", "c"].into_iter().filter(|name| readable.access("t1").allows(name)).collect::<String>();
-    assert_eq!(sees(), "ab");
-    assert_eq!(scene.counted().0, 2, "of all namespaces, and of t1");
-    allow(&["a", "c"]);
-    sleep(seconds(1)).await;
-    assert_eq!(sees(), "ac");
-    scene.stub.silent(true);
-    allow(&["c"]);
-    sleep(Duration::from_millis(10)).await;
-    assert_eq!(sees(), "c");
-    scene.authorizer.clear_policy(RbacKind::Role);
-    sleep(seconds(1)).await;
-    assert_eq!(sees(), "", "the rules are not known");
-}
-
-#[tokio::test(start_paused = true)]
-async fn names_of_all_namespaces_are_limited() {
-    let readable = ReadableNamespaces::with_decisions(&[]);
-    let named = |count: usize| NamespaceAccess::Named(Arc::new(named(count).into_iter().map(Into::into).collect()));
-    readable.set_decision("a", named(1_500));
-    readable.set_decision("b", named(501));
-    assert_eq!(readable.decision("b"), Some(NamespaceAccess::Denied));
-    readable.set_decision("a", named(1_499));
-    readable.set_decision("b", named(501));
-    assert!(readable.access("b").allows("t500") && readable.has_names());
-    for namespace in ["a", "b"] {
-        readable.set_decision(namespace, NamespaceAccess::Allowed);
-    }
-    assert!(!readable.has_names());
 }

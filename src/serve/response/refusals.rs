@@ -23,7 +23,9 @@ pub(crate) fn denied_status(error: &GrantError, user: &str, access: &AccessAttri
         GrantError::Unauthenticated => Status::unauthorized(),
         GrantError::Denied(reason) => Status::forbidden_access(user, access, reason),
         GrantError::TooManyNamespaces { .. } => Status::forbidden_access(user, access, &error.to_string()),
-        GrantError::Unavailable(_) | GrantError::ReviewsForbidden(_) => unavailable(&error.to_string()),
+        GrantError::Unavailable(_) | GrantError::ReviewsForbidden(_) | GrantError::RulesUnknown { .. } => {
+            unavailable(&error.to_string())
+        }
         GrantError::TooMany { retry_after_seconds } => {
             Status::too_many_requests(error.to_string(), *retry_after_seconds)
         }
