@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use demo::{self, RunningDemoApiserver};
+use demo::{self, RequestKind, RunningDemoApiserver};
 use http::Method;
 use kube_fanout::auth::{AccessDecider, AuthMode};
 use serde_json::{Value, json};
@@ -21,28 +21,45 @@ fn allow(up: &RunningDemoApiserver, namespace: &str, names: &[&str]) {
     up.put("roles", json!({"metadata": {"name": "named", "namespace": namespace}, "rules": [rule]}));
 }
 
+fn put_binding(up: &RunningDemoApiserver, namespace: &str) {
+    let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "named"});
+    let subjects = json!([{"kind": "User", "name": "ada"}]);
+    let metadata = json!({"name": "named", "namespace": namespace});
+    up.put("rolebindings", json!({"metadata": metadata, "roleRef": role, "subjects": subjects}));
+}
+
 /// The upstream denies everything. The rules let ada get `x` and `y` in a, and `x` in b.
-async fn ada() -> (RunningDemoApiserver, App, Client) {
+async fn upstream() -> RunningDemoApiserver {
     let up = demo::upstream().pods(0).run().await;
     for namespace in ["a", "b", "c"] {
         ["w", "x", "y", "z"].iter().for_each(|name| _ = put(&up, namespace, name));
-        let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "named"});
-        let binding = json!({"metadata": {"name": "named", "namespace": namespace}, "roleRef": role,
-            "subjects": [{"kind": "User", "name": "ada"}]});
-        up.put("rolebindings", binding);
+        put_binding(&up, namespace);
     }
     allow(&up, "a", &["x", "y", "none"]);
     allow(&up, "b", &["x"]);
     up.reviews().give("t", "ada");
-    let app = direct::app(&up).with(|config| {
+    up
+}
+
+/// A proxy that decides by the rules and filters for ada, and her client.
+async fn run(up: &RunningDemoApiserver) -> (App, Client) {
+    let app = direct::app(up).with(|config| {
         config.auth = AuthMode::Delegated;
         config.serve.filter.users = vec!["ada".to_owned()];
         let auth = &mut config.delegated.auth;
         (auth.decide, auth.compare_one_in) = (AccessDecider::Rbac, 0);
         (auth.token_ttl, auth.allowed_ttl, auth.denied_ttl, auth.recheck) = (LONG, LONG, LONG, LONG);
+        config.reflect.self_check = Some(Duration::from_millis(60));
     });
     let app = app.run().await;
     let ada = app.bearing("t");
+    (app, ada)
+}
+
+/// Such an upstream, and such a proxy that knows the rules.
+async fn ada() -> (RunningDemoApiserver, App, Client) {
+    let up = upstream().await;
+    let (app, ada) = run(&up).await;
     eventually("the rules are known", || async { ada.get(MAPS_OF_A).await.is_cached() }).await;
     (up, app, ada)
 }
@@ -192,4 +209,63 @@ async fn self_review_allows_what_list_in_namespace_shows() {
         let review = review.header("content-type", "application/json").body(body).send().await.json();
         assert_eq!(review["status"]["allowed"], expected, "{review}");
     }
+}
+
+/// A self-check makes the proxy list the role bindings again. A watch hides only what was revoked unseen.
+#[tokio::test]
+async fn relisted_rules_hide_only_objects_that_they_no_longer_name() {
+    for is_revoked in [false, true] {
+        let (up, app, ada) = ada().await;
+        let watch = ada.watch(MAPS).initial_events().await;
+        watch.listed().await;
+        if is_revoked {
+            up.faults().lose_next_event();
+            up.delete("rolebindings", "b", "named");
+        } else {
+            up.faults().alter("rolebindings", "b/named");
+        }
+        let is_lost = || async {
+            // Only what has changed is compared.
+            put_binding(&up, "c");
+            let text = app.admin("/metrics").await.text();
+            let mut gaps = text.lines().filter(|line| line.starts_with("kube_fanout_history_gaps_total"));
+            gaps.any(|line| line.contains("\"rolebindings.") && line.contains("\"different\""))
+        };
+        eventually("the history is lost", is_lost).await;
+        eventually("the rules are known", || async { ada.get(MAPS).await.is_cached() }).await;
+        let mut expected = vec!["ADDED a/x", "ADDED a/y", "ADDED b/x"];
+        if is_revoked {
+            watch.until("a revocation", |_| changes(&watch).len() > expected.len()).await;
+            expected.extend(["DELETED b/x", "ADDED b/x"]);
+        } else {
+            expected.push("MODIFIED b/x");
+        }
+        // The watch goes on.
+        put_binding(&up, "b");
+        put(&up, "b", "x");
+        watch.until("a change", |_| changes(&watch).len() >= expected.len()).await;
+        assert_eq!(changes(&watch)[..expected.len()], expected, "{is_revoked}");
+    }
+}
+
+/// Objects may be missing, so the client must try again.
+#[tokio::test]
+async fn filtered_list_is_refused_until_rules_are_known() {
+    let up = upstream().await;
+    up.faults().only("rolebindings").answer(RequestKind::Any, usize::MAX, 503, None);
+    let (app, ada) = run(&up).await;
+    app.discovered().await;
+    let table = async || ada.request(Method::GET, MAPS).header("accept", TABLE).send().await;
+    let read = format!("{MAPS}?resourceVersion=0");
+    let unknown = "cannot authorize: the RBAC rules are not known at present; try again";
+    eventually("the list needs the rules", || async { ada.get(&read).await.text().contains(unknown) }).await;
+    for answer in [ada.get(&read).await, table().await] {
+        assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")), "{}", answer.text());
+        assert!(answer.text().contains(unknown), "{}", answer.text());
+    }
+    assert_eq!(ada.watch(MAPS).open().await.err().map(|refused| refused.status), Some(503));
+    up.faults().answer_as_usual();
+    eventually("the rules are known", || async { ada.get(&read).await.is_cached() }).await;
+    assert_eq!(keys(&ada.get(&read).await), ["a/x", "a/y", "b/x"]);
+    assert_eq!(rows(&table().await.json()), ["x", "y", "x"]);
 }
