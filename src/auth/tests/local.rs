@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 use super::*;
 use crate::auth::rbac_authorizer::{RbacAuthorizer, RbacChange};
 use crate::auth::recheck_request::RecheckRequest;
-use crate::auth::{AccessDecider, Caller, NamespaceAccess, RbacEvent, RbacKind};
+use crate::auth::{AccessDecider, Caller, RbacEvent, RbacKind};
 
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
 const REASON: &str = r#"RBAC: allowed by RoleBinding "b/t1" of Role "r" to User "ada""#;

@@ -11,6 +11,8 @@ mod end;
 mod initial_events;
 mod named_objects;
 mod namespace_filtered_view;
+mod namespace_view_change;
+mod namespace_visibility;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -359,8 +361,7 @@ impl WatchSessionContext {
         };
         initial.pin.extend();
         let reader = &self.feed.reader;
-        let mut out =
-            FrameBatch { cursor: &self.cursor, reader, bytes_max, scan_budget: self.scan_budget.left(), batch };
+        let mut out = FrameBatch::new(&self.cursor, reader, (bytes_max, self.scan_budget.left()), batch);
         let Poll::Ready(put) = initial.poll_put(cx, &mut out, keys) else {
             return Ok((Poll::Pending, WatchSessionState::Initial(initial)));
         };

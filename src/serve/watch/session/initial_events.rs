@@ -8,7 +8,7 @@ use crate::cache::{CacheReader, CollectionView, EncodedChunkKey, FeedCursor, Fee
 use crate::listing::{ListChunkWriter, PageChunks, YieldPause, cost};
 use crate::serve::limits::TimedSnapshotPin;
 use crate::wire::{ObjectRevision, TranscodeError};
-use kubeapi::EventType;
+use kubeapi::{EventType, ObjectKey};
 
 /// The initial state of a watch, as ADDED events.
 #[derive(Debug)]
@@ -160,13 +160,25 @@ pub(super) enum InitialStateSendProgress {
 pub(super) struct FrameBatch<'a> {
     pub(super) cursor: &'a FeedCursor,
     pub(super) reader: &'a CacheReader,
-    pub(super) bytes_max: usize,
+    bytes_max: usize,
+    /// The bytes of the frames in the batch.
+    bytes: usize,
     /// The remaining budget for scanning objects.
-    pub(super) scan_budget: &'a mut usize,
+    scan_budget: &'a mut usize,
     pub(super) batch: &'a mut Vec<Bytes>,
 }
 
-impl FrameBatch<'_> {
+impl<'a> FrameBatch<'a> {
+    pub(super) fn new(
+        cursor: &'a FeedCursor,
+        reader: &'a CacheReader,
+        (bytes_max, scan_budget): (usize, &'a mut usize),
+        batch: &'a mut Vec<Bytes>,
+    ) -> Self {
+        let bytes = batch.iter().map(Bytes::len).sum();
+        Self { cursor, reader, bytes_max, bytes, scan_budget, batch }
+    }
+
     /// Puts the matching objects of a view as frames, from the key `start` on. If the batch is full or the scan budget
     /// is used up, it returns the key to resume from. If the batch is empty, at least one frame is put, unless the scan
     /// budget is used up first.
@@ -177,28 +189,55 @@ impl FrameBatch<'_> {
         start: &str,
         frame: impl Fn(&Self, &Arc<ObjectRevision>) -> Result<Option<Bytes>, TranscodeError>,
     ) -> Result<Option<String>, TranscodeError> {
-        let (mut bytes, is_expensive) = (self.batch.iter().map(Bytes::len).sum::<usize>(), view.is_expensive());
+        let is_expensive = view.is_expensive();
         let start = Some(start).filter(|start| !start.is_empty());
         for object in snapshot.scan_candidates(view, self.reader.namespaced(), start) {
-            if *self.scan_budget == 0 || (!self.batch.is_empty() && bytes >= self.bytes_max) {
+            if !self.has_room() {
                 return Ok(Some(object.key.as_str().to_owned()));
             }
             let matches = view.matches(object);
             if is_expensive || !matches {
                 *self.scan_budget = self.scan_budget.saturating_sub(view.cost_of(object));
             }
-            if !matches {
-                continue;
-            }
-            if let Some(frame) = frame(self, object)? {
-                if !self.cursor.renderer().is_verbatim() {
-                    *self.scan_budget = self.scan_budget.saturating_sub(cost::DERIVED);
-                }
-                bytes += frame.len();
-                self.batch.push(frame);
+            if matches {
+                let frame = frame(self, object)?;
+                self.push(frame);
             }
         }
         Ok(None)
+    }
+
+    /// Puts the object with a key as a frame, if it is in the watch's view. Returns false if the batch is full or the
+    /// scan budget, to which the object is charged in any case, is used up.
+    pub(super) fn put_one(
+        &mut self,
+        snapshot: &FeedSnapshot,
+        key: &ObjectKey,
+        frame: impl Fn(&Self, &Arc<ObjectRevision>) -> Result<Option<Bytes>, TranscodeError>,
+    ) -> Result<bool, TranscodeError> {
+        if !self.has_room() {
+            return Ok(false);
+        }
+        let view = self.cursor.view();
+        *self.scan_budget = self.scan_budget.saturating_sub(view.cost_estimate());
+        if let Some(object) = snapshot.get(key).filter(|object| view.matches(object)) {
+            let frame = frame(self, object)?;
+            self.push(frame);
+        }
+        Ok(true)
+    }
+
+    fn has_room(&self) -> bool {
+        *self.scan_budget > 0 && (self.batch.is_empty() || self.bytes < self.bytes_max)
+    }
+
+    fn push(&mut self, frame: Option<Bytes>) {
+        let Some(frame) = frame else { return };
+        if !self.cursor.renderer().is_verbatim() {
+            *self.scan_budget = self.scan_budget.saturating_sub(cost::DERIVED);
+        }
+        self.bytes += frame.len();
+        self.batch.push(frame);
     }
 
     /// Returns an object as an ADDED event.

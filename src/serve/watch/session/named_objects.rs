@@ -11,11 +11,11 @@ use kubeapi::ObjectKey;
 #[derive(Debug, Default)]
 pub(super) struct NamedObjects(BTreeMap<Arc<str>, BTreeSet<Box<str>>>);
 
-/// A name that is to be shown, or no longer.
+/// An object that is to be shown by name, or no longer.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum NameChange {
-    Show(Box<str>),
-    Hide(Box<str>),
+pub(super) struct NameChange {
+    pub(super) key: ObjectKey,
+    pub(super) shows: bool,
 }
 
 impl NamedObjects {
@@ -41,17 +41,39 @@ impl NamedObjects {
         self.0.remove(namespace);
     }
 
-    /// Returns the first difference between the shown names and those that an access allows. If it allows the whole
-    /// namespace, there is none.
-    pub(super) fn next_change(&self, namespace: &str, access: &NamespaceAccess) -> Option<NameChange> {
+    /// Applies a change.
+    pub(super) fn apply(&mut self, NameChange { key, shows }: &NameChange) {
+        let change = if *shows { Self::insert } else { Self::remove };
+        change(self, key.namespace(), key.name());
+    }
+
+    /// Whether the shown names are not those that an access allows. If it allows the whole namespace, they need no change.
+    pub(super) fn differs(&self, namespace: &str, access: &NamespaceAccess) -> bool {
+        let shown = self.0.get(namespace);
+        match access {
+            NamespaceAccess::Allowed => false,
+            NamespaceAccess::Named(names) => shown != Some(&**names),
+            NamespaceAccess::Denied | NamespaceAccess::Unanswered => shown.is_some(),
+        }
+    }
+
+    /// Returns the changes after which the shown names are those that an access allows, first what is hidden.
+    pub(super) fn changes(&self, namespace: &str, access: &NamespaceAccess) -> Vec<NameChange> {
         let none = BTreeSet::new();
         let shown = self.0.get(namespace).unwrap_or(&none);
         let allowed = match access {
-            NamespaceAccess::Allowed => return None,
+            NamespaceAccess::Allowed => return Vec::new(),
             NamespaceAccess::Named(names) => names,
             NamespaceAccess::Denied | NamespaceAccess::Unanswered => &none,
         };
-        let hidden = shown.difference(allowed).next().cloned().map(NameChange::Hide);
-        hidden.or_else(|| allowed.difference(shown).next().cloned().map(NameChange::Show))
+        let change = |shows| move |name: &Box<str>| NameChange { key: ObjectKey::new(namespace, name), shows };
+        shown.difference(allowed).map(change(false)).chain(allowed.difference(shown).map(change(true))).collect()
+    }
+}
+
+impl NameChange {
+    /// Whether an access to the namespace requires the change.
+    pub(super) fn is_required_by(&self, access: &NamespaceAccess) -> bool {
+        *access != NamespaceAccess::Allowed && access.allows(self.key.name()) == self.shows
     }
 }

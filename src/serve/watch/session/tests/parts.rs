@@ -210,6 +210,31 @@ async fn objects_are_shown_by_name_as_long_as_they_are_allowed() {
     assert_eq!(client.reported(), deleted);
 }
 
+/// Each name costs its caller CPU time, also if no object has it. A name that is revoked before its turn is not sent.
+#[tokio::test(start_paused = true)]
+async fn many_shown_names_wait_for_cpu_slice() {
+    let names: Vec<_> = (0..2_000).map(|number| format!("n{number:04}")).collect();
+    let named = |names: &[String]| NamespaceAccess::Named(Arc::new(names.iter().map(|name| (**name).into()).collect()));
+    let pods: Vec<_> = names[1_000..].iter().map(|name| (name.as_str(), "x", 5)).collect();
+    let stage = Stage::new(CacheConfig::default(), &pods);
+    let readable = ReadableNamespaces::with_decisions(&[("a", NamespaceAccess::Denied)]);
+    let mut client = watch_list(&stage, &readable);
+    client.reported();
+    let others = stage.take_slice();
+    readable.set_decision("a", named(&names));
+    assert_eq!(client.reported(), NOTHING, "the names without objects use up the time");
+    readable.set_decision("a", named(&names[..1_500]));
+    drop(others);
+    let mut reported = Vec::new();
+    for _ in 0..100 {
+        super::fixture::pass_ms(64).await;
+        reported.extend(client.reported());
+    }
+    let added: Vec<_> = names[1_000..1_500].iter().map(|name| format!("ADDED {name} 5")).collect();
+    let bookmark = ["BOOKMARK 10".to_owned()];
+    assert_eq!(reported, [&added[..], &bookmark].concat());
+}
+
 /// The state of a client: its objects and their versions.
 #[derive(Default)]
 struct Informer(BTreeMap<String, String>);
