@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
+use moka::policy::EvictionPolicy;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -158,7 +159,11 @@ impl TokenVerifier {
             keys: Arc::new(TokenKeys::new()),
             objects: Arc::default(),
             audiences: AcceptedAudiences { configured: config.audiences.clone(), learned: Mutex::default() },
-            verified: moka::sync::Cache::builder().max_capacity(VERIFIED_MAX).time_to_idle(VERIFIED_IDLE_MAX).build(),
+            verified: moka::sync::Cache::builder()
+                .max_capacity(VERIFIED_MAX)
+                .eviction_policy(EvictionPolicy::lru())
+                .time_to_idle(VERIFIED_IDLE_MAX)
+                .build(),
             rejected: moka::sync::Cache::builder().max_capacity(REJECTED_MAX).time_to_live(REJECTED_TTL).build(),
             signature_checks: ReviewRateLimit::new(each, all, Duration::ZERO, Duration::ZERO),
             is_stopped: AtomicBool::new(false),

@@ -124,6 +124,25 @@ async fn rejection_before_keys_are_read_again_is_no_disagreement() {
     assert!(compared.verifies_others().await && !compared.is_accepted().await);
 }
 
+/// What a read finds that began before the rejection may be older than the rejection. Another one follows it.
+#[tokio::test(start_paused = true)]
+async fn keys_of_a_read_that_was_in_flight_confirm_no_rejection() {
+    for is_read_again in [false, true] {
+        let compared = Compared::new(true);
+        compared.verifier.begin_key_read();
+        assert!(compared.is_accepted().await);
+        sleep(Duration::from_millis(500)).await;
+        let reads = compared.verifier.end_key_read();
+        sleep(Duration::from_millis(500)).await;
+        assert!(reads() > 0, "another read begins");
+        if is_read_again {
+            compared.verifier.publish_again();
+        }
+        sleep(seconds(15)).await;
+        assert_eq!(compared.verifies_others().await, !is_read_again);
+    }
+}
+
 /// The keys come from an apiserver that is slow.
 #[tokio::test(start_paused = true)]
 async fn rejection_is_confirmed_by_keys_that_are_read_late() {

@@ -58,6 +58,8 @@ struct StubReviewRules {
     own_rights: Option<StubErrorFn>,
     /// The number of reviews of the proxy's own permissions.
     own_reviews: u32,
+    /// The number of answers that were given without a review.
+    answered_here: usize,
 }
 
 /// A review that was sent.
@@ -158,6 +160,11 @@ impl StubReviewClient {
         self.rules.lock().own_reviews
     }
 
+    /// Takes the number of answers that were given without a review since the last call.
+    pub(in crate::auth) fn take_answered_here(&self) -> usize {
+        std::mem::take(&mut self.rules.lock().answered_here)
+    }
+
     /// Takes the reviews sent since the last call.
     pub(in crate::auth) fn reviews(&self) -> Vec<StubReview> {
         std::mem::take(&mut self.rules.lock().reviews)
@@ -174,6 +181,10 @@ impl StubReviewClient {
 }
 
 impl ReviewClient for StubReviewClient {
+    fn answered_here(&self, _: UpstreamRequestCause) {
+        self.rules.lock().answered_here += 1;
+    }
+
     fn read_object<'a>(&'a self, list_url: &'a str) -> ReviewFuture<'a, Option<ListedObject>> {
         let asked = || list_url.split_once("resourceVersion=").and_then(|(_, version)| version.split('&').next());
         let answer = match &self.rules.lock().listed {

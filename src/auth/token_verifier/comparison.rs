@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::TokenVerifier;
 use super::bound_objects::{BoundKind, BoundObject, parse_uid};
@@ -23,11 +23,10 @@ impl TokenVerifier {
     /// # Errors
     /// The keys cannot be read within [`KEYS_TIMEOUT`].
     pub(in crate::auth) async fn read_keys_again(&self) -> Result<(), GrantError> {
-        let now = Instant::now();
-        self.shared.keys.expire();
-        self.read_keys_if_due(false);
+        let begun = self.shared.keys.expire();
+        let read = self.shared.keys.read_after(begun, || self.read_keys_if_due(false));
         let unread = |_| GrantError::Unavailable("the cluster's token keys cannot be read".to_owned());
-        timeout(KEYS_TIMEOUT, self.shared.keys.read_since(now)).await.map_err(unread)
+        timeout(KEYS_TIMEOUT, read).await.map_err(unread)
     }
 
     /// Whether a token is valid by what is received at once.

@@ -15,7 +15,7 @@ use crate::upstream::{UpstreamClient, UpstreamError, UpstreamRequestCause, Upstr
 use base::{BackoffBounds, random};
 
 /// The keys and the issuer as upstream publishes them.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct PublishedKeys {
     pub(super) issuer: String,
     keys: Vec<Arc<SigningKey>>,
@@ -52,6 +52,11 @@ pub(super) struct TokenKeys {
 #[derive(Debug)]
 struct KeyReadSchedule {
     is_reading: bool,
+    /// The number of reads that have begun, and the number of the last one that succeeded. One runs at a time.
+    begun: u64,
+    succeeded: u64,
+    /// Whether the keys must be read again after the current read.
+    is_outdated: bool,
     /// The time from which a use of the keys reads them again.
     due: Instant,
     /// The time from which an unknown key does.
@@ -172,7 +177,15 @@ impl SigningKey {
 impl TokenKeys {
     pub(super) fn new() -> Self {
         let now = Instant::now();
-        let schedule = KeyReadSchedule { is_reading: false, due: now, due_if_unknown: now, failures: 0 };
+        let schedule = KeyReadSchedule {
+            is_reading: false,
+            begun: 0,
+            succeeded: 0,
+            is_outdated: false,
+            due: now,
+            due_if_unknown: now,
+            failures: 0,
+        };
         Self { published: RwLock::default(), was_read: Notify::new(), schedule: Mutex::new(schedule) }
     }
 
@@ -182,13 +195,14 @@ impl TokenKeys {
         published.filter(|keys| keys.read.elapsed() < READ_INTERVAL + grace)
     }
 
-    /// Completes when the keys have been read after `since`.
-    pub(super) async fn read_since(&self, since: Instant) {
+    /// Completes when a read has succeeded that began after the first `begun` ones. `begin` begins one if it is due.
+    pub(super) async fn read_after(&self, begun: u64, begin: impl Fn()) {
         loop {
             let was_read = self.was_read.notified();
-            if self.published.read().as_ref().is_some_and(|keys| keys.read > since) {
+            if self.schedule.lock().succeeded > begun {
                 return;
             }
+            begin();
             was_read.await;
         }
     }
@@ -199,17 +213,22 @@ impl TokenKeys {
         let is_due = schedule.due <= now || is_unknown && schedule.due_if_unknown <= now;
         !schedule.is_reading && is_due && {
             schedule.is_reading = true;
+            schedule.begun += 1;
+            schedule.is_outdated = false;
             schedule.due_if_unknown = now + UNKNOWN_KEY_INTERVAL;
             true
         }
     }
 
-    /// Makes the next use of the keys read them again.
-    pub(super) fn expire(&self) {
+    /// Makes the next use of the keys read them again. Returns the number of reads that have begun, whose results are too
+    /// old.
+    pub(super) fn expire(&self) -> u64 {
         let mut schedule = self.schedule.lock();
+        schedule.is_outdated = schedule.is_reading;
         if schedule.failures == 0 {
             schedule.due = Instant::now();
         }
+        schedule.begun
     }
 
     /// Reads the keys after [`begin_read`](Self::begin_read).
@@ -221,13 +240,8 @@ impl TokenKeys {
             PublishedKeys::parse(&configuration, &keys?, before.as_deref()).ok_or_else(unusable)
         });
         let mut schedule = self.schedule.lock();
-        schedule.is_reading = false;
         match read {
-            Ok(keys) => {
-                schedule.failures = 0;
-                schedule.due = Instant::now() + READ_INTERVAL.mul_f64(1.0 - 0.2 * random::f64());
-                self.set(keys);
-            }
+            Ok(keys) => self.succeed(&mut schedule, keys),
             Err(error) => {
                 if schedule.failures == 0 {
                     tracing::warn!(%error, "cannot read the cluster's token keys; tokens are reviewed by the apiserver");
@@ -237,9 +251,15 @@ impl TokenKeys {
                 schedule.due_if_unknown = schedule.due;
             }
         }
+        schedule.is_reading = false;
     }
 
-    pub(super) fn set(&self, keys: PublishedKeys) {
+    /// Publishes the keys of the current read.
+    fn succeed(&self, schedule: &mut KeyReadSchedule, keys: PublishedKeys) {
+        let now = Instant::now();
+        let next = now + READ_INTERVAL.mul_f64(1.0 - 0.2 * random::f64());
+        schedule.due = if schedule.is_outdated { now } else { next };
+        (schedule.succeeded, schedule.failures) = (schedule.begun, 0);
         *self.published.write() = Some(Arc::new(keys));
         self.was_read.notify_waiters();
     }
@@ -253,10 +273,22 @@ async fn document(client: &UpstreamClient, path: &str) -> Result<bytes::Bytes, U
 
 #[cfg(test)]
 impl TokenKeys {
+    /// Publishes the keys of the current read, or of one that has just begun. Another one does not begin by itself.
+    pub(super) fn publish_for_tests(&self, keys: PublishedKeys, has_just_begun: bool) {
+        let mut schedule = self.schedule.lock();
+        schedule.begun += u64::from(has_just_begun);
+        self.succeed(&mut schedule, keys);
+    }
+
+    /// Begins a read, which a test answers.
+    pub(super) fn begin_read_for_tests(&self) {
+        self.schedule.lock().begun += 1;
+    }
+
     /// Ends a read that a test has answered.
     pub(super) fn end_read_for_tests(&self) {
         let mut schedule = self.schedule.lock();
         schedule.is_reading = false;
-        schedule.due = Instant::now() + READ_INTERVAL;
+        schedule.due = if schedule.is_outdated { Instant::now() } else { Instant::now() + READ_INTERVAL };
     }
 }

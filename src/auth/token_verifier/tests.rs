@@ -59,6 +59,21 @@ impl Scene {
         self.publish(&self.issuer.jwks());
     }
 
+    /// Begins a read of the keys.
+    pub(in crate::auth) fn begin_key_read(&self) {
+        self.verifier.shared.keys.begin_read_for_tests();
+    }
+
+    /// Ends that read with the same keys. Returns the function that counts the reads that begin afterwards.
+    pub(in crate::auth) fn end_key_read(&self) -> impl Fn() -> usize {
+        let keys = &self.verifier.shared.keys;
+        let same = PublishedKeys::clone(&keys.published(Duration::MAX / 4).expect("keys"));
+        keys.publish_for_tests(same, false);
+        keys.end_read_for_tests();
+        let (connections, before) = (self.connections.clone(), self.connections.load(Ordering::Relaxed));
+        move || connections.load(Ordering::Relaxed) - before
+    }
+
     pub(in crate::auth) fn publish_other_keys(&self) {
         self.publish(&Issuer::new().jwks());
     }
@@ -67,8 +82,9 @@ impl Scene {
         let configuration = json!({"issuer": ISSUER, "jwks_uri": "https://elsewhere/keys"}).to_string();
         let before = self.verifier.shared.keys.published(Duration::MAX / 4);
         let keys = PublishedKeys::parse(configuration.as_bytes(), jwks.to_string().as_bytes(), before.as_deref());
-        assert!(self.verifier.shared.keys.begin_read(false) || before.is_some());
-        self.verifier.shared.keys.set(keys.expect("documents in the form of the apiserver"));
+        let has_just_begun = !self.verifier.shared.keys.begin_read(false);
+        let keys = keys.expect("documents in the form of the apiserver");
+        self.verifier.shared.keys.publish_for_tests(keys, has_just_begun);
     }
 
     fn objects(&self) -> &BoundObjects {

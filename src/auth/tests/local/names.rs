@@ -84,7 +84,10 @@ impl Scene {
 async fn names_follow_rules_without_reviews_of_each() {
     let named = Named::new().await;
     assert_eq!(named.sees(), "ab");
+    named.scene.stub.take_answered_here();
     named.scene.allow(&["a", "c"]);
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(named.scene.stub.take_answered_here(), 1, "one decision is counted");
     sleep(seconds(1)).await;
     assert_eq!(named.sees(), "ac");
     assert!((1..=3).contains(&named.scene.counted().0), "only t1 is reviewed");

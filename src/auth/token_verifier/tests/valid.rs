@@ -146,3 +146,35 @@ pub(super) fn with_last_byte_changed(token: &str) -> String {
     let (head, last) = token.split_at(token.len() - 3);
     format!("{head}{}", if last == "AAA" { "BAA" } else { "AAA" })
 }
+
+/// The one that was not used for longest is forgotten, which costs its caller a signature check. It is not forgotten that
+/// an object was deleted.
+#[tokio::test(start_paused = true)]
+async fn more_tokens_than_are_kept_are_verified_again() {
+    let scene = Scene::new();
+    let verified = &scene.verifier.shared.verified;
+    let [used, unused, deleted, new] = ["1", "2", "3", "4"].map(|jti| {
+        let mut claims = claims(scene.now(), &bound_to(if jti == "3" { &["pod"] } else { &[] }));
+        claims["jti"] = json!(jti);
+        scene.issuer.token(&claims)
+    });
+    let is_kept = |token: &str| verified.contains_key(&bearer(token).0);
+    for token in [&used, &unused, &deleted] {
+        assert!(scene.user(token).is_some() && is_kept(token));
+    }
+    let of_another = verified.get(&bearer(&unused).0).expect("it is kept");
+    for number in 0..VERIFIED_MAX {
+        verified.insert(bearer(&number.to_string()).0, of_another.clone());
+        if number == VERIFIED_MAX / 2 {
+            assert!(scene.user(&used).is_some());
+        }
+    }
+    scene.delete_pod();
+    assert!(scene.user(&new).is_some());
+    verified.run_pending_tasks();
+    assert!(verified.entry_count() <= VERIFIED_MAX, "{}", verified.entry_count());
+    assert_eq!([&used, &unused, &deleted, &new].map(|token| is_kept(token)), [true, false, false, true]);
+    assert_eq!(scene.user(&deleted), None);
+    assert!(scene.user(&unused).is_some());
+    assert_eq!(scene.user(&Issuer::new().token(&scene.claims())), None, "the keys of another cluster");
+}
