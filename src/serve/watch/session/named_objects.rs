@@ -66,8 +66,9 @@ impl NamedObjects {
             NamespaceAccess::Named(names) => names,
             NamespaceAccess::Denied | NamespaceAccess::Unanswered => &none,
         };
-        let change = |shows| move |name: &Box<str>| NameChange { key: ObjectKey::new(namespace, name), shows };
-        shown.difference(allowed).map(change(false)).chain(allowed.difference(shown).map(change(true))).collect()
+        let change = |name: &str, shows| NameChange { key: ObjectKey::new(namespace, name), shows };
+        let hidden = shown.difference(allowed).map(|name| change(name, false));
+        hidden.chain(allowed.difference(shown).map(|name| change(name, true))).collect()
     }
 }
 
