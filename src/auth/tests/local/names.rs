@@ -97,7 +97,7 @@ async fn names_follow_rules_without_reviews_of_each() {
     assert_eq!(named.sees(), "c");
 }
 
-/// What was shown is hidden only if the rules that are then known do not allow it, and once.
+/// A watch hides only objects that the relisted rules do not allow, and each once.
 #[tokio::test(start_paused = true)]
 async fn relisted_rules_hide_only_what_they_no_longer_allow() {
     let role = |names: &[&str]| Some(named_role(names));
