@@ -120,8 +120,9 @@ impl<'a> Grammar<'a> {
         let value = |name, value: &str| Parameter::Value(name, value.to_owned());
         let query = if watch {
             let names = ["watch", "sendInitialEvents", "allowWatchBookmarks"];
-            let state = names.map(|name| value(name, "true")).into_iter();
-            state.chain([value("resourceVersionMatch", "NotOlderThan"), value("timeoutSeconds", "2")]).collect()
+            let mut query = vec![value("timeoutSeconds", "2"), value("resourceVersionMatch", "NotOlderThan")];
+            query.extend(names.map(|name| value(name, "true")));
+            query
         } else {
             let version = self.pick(&["", "0"]);
             vec![value("resourceVersion", version)]
