@@ -18,6 +18,7 @@ pub use cost::{UpstreamCostReader, UpstreamCostRow};
 pub use debug::{ConfigPage, ConfigReader};
 pub use exporter::{MetricsExporter, exporter};
 pub use private::{ClientActivityPages, PrivatePageRenderer};
+pub use process::show_dropped_log_lines;
 pub use public::{HealthPages, MetricsAccess, MetricsPage};
 
 use std::fmt::Write;

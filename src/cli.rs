@@ -17,6 +17,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
+use crate::admin::show_dropped_log_lines;
 use crate::app::{self, BoundApp, ConfigReloadSources, InheritedSockets, SetLogLevelFn, StartError};
 use crate::config::{LogSettings, ServeArguments, ServeSettings};
 
@@ -130,6 +131,7 @@ impl ProgramName {
             .buffered_lines_limit(LOG_LINES_MAX)
             .lossy(true)
             .finish(std::io::stderr());
+        show_dropped_log_lines(lines.error_counter());
         (self.start_log(log, BoxMakeWriter::new(lines)), guard)
     }
 

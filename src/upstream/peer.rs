@@ -1,3 +1,4 @@
+use std::io;
 use std::pin::Pin;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Weak};
@@ -8,7 +9,7 @@ use http::Uri;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tower::Service;
 
 use super::ServerBuild;
@@ -56,6 +57,8 @@ enum ServerBuildState {
 /// How long a server may fail to report its build before the build is not requested again. A server that has just
 /// started denies requests until its caches are filled.
 const FAILING_MAX: Duration = Duration::from_secs(20);
+/// The timeout of a connection attempt with its TLS handshake. Each part has ten seconds, as in client-go.
+const CONNECT_MAX: Duration = Duration::from_secs(20);
 /// The minimum time between two requests, shared by all callers; doubled with each.
 const RETRY_AFTER: Duration = Duration::from_millis(250);
 
@@ -250,10 +253,15 @@ where
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let (connecting, limit) = (self.runtime.run(self.connector.call(uri.clone())), self.limit.clone());
+        let connecting = timeout(CONNECT_MAX, self.connector.call(uri.clone()));
+        let (connecting, limit) = (self.runtime.run(connecting), self.limit.clone());
         let multiplexes_memory = self.multiplexes_memory;
         Box::pin(async move {
-            let io = connecting.await.map_err(|error| UpstreamConnectError::new(&uri, error.into()))?;
+            let connected = match connecting.await {
+                Ok(connected) => connected.map_err(Into::into),
+                Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
+            };
+            let io = connected.map_err(|error| UpstreamConnectError::new(&uri, error))?;
             let connection = Arc::new(());
             let peer = UpstreamServerInfo { connection: Arc::downgrade(&connection), ..UpstreamServerInfo::default() };
             let is_h2 = multiplexes_memory || io.connected().is_negotiated_h2();
@@ -310,6 +318,8 @@ impl<T: Write + Unpin> Write for PeerConnection<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::upstream::UpstreamError;
+    use crate::upstream::dial::DialledConnection;
 
     fn build(text: &str) -> ServerBuild {
         ServerBuild::parse(format!(r#"{{"major": "1", "minor": "36", "gitVersion": "{text}"}}"#).as_bytes())
@@ -357,6 +367,19 @@ mod tests {
         requests.record_response(&other, Some(build("v1.36.1")));
         assert_eq!((requests.encodes_like(&by), requests.is_certain()), (Some(true), false));
         assert!(!other.is_certain(), "the next stream may come by it, and from another server");
+    }
+
+    /// A server, or a proxy on the way, that accepts connections but does not respond.
+    #[tokio::test(start_paused = true)]
+    async fn connection_attempt_ends_if_the_tls_handshake_hangs() {
+        let connector = tower::service_fn(|_: Uri| std::future::pending::<Result<DialledConnection, BoxError>>());
+        let (runtime, limit) = (ConnectionRuntime::Current, AnnouncedStreamLimit::new(1));
+        let mut connector = PeerConnector { connector, runtime, limit, multiplexes_memory: false };
+        let (began, address) = (Instant::now(), Uri::from_static("https://a.example:6443"));
+        let error = connector.call(address).await.err().expect("no response comes");
+        let error = error.downcast::<UpstreamConnectError>().expect("an error of the connector");
+        assert_eq!((error.server.as_str(), began.elapsed()), ("a.example:6443", CONNECT_MAX));
+        assert_eq!(UpstreamError::Unreachable(error).for_callers(), "upstream cannot be reached: timed out");
     }
 
     #[tokio::test(start_paused = true)]
