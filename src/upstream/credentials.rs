@@ -184,6 +184,10 @@ impl UpstreamCredentials {
         // plugins) wrap it and add theirs.
         let extra = config.extra_headers_layer().map_err(invalid)?;
         let token = token_file(&config.auth_info)?;
+        if config.auth_info.exec.is_some() {
+            // A plugin that hangs ends nothing, so the log must show what is waited for.
+            tracing::info!(server = %config.cluster_url, "running the exec plugin of the kubeconfig");
+        }
         let auth = if token.current().is_some() { None } else { config.auth_layer().map_err(invalid)? };
         let headers = match auth {
             Some(auth) => BoxCloneSyncService::new(extra.layer(auth.layer(echo()))),
