@@ -23,8 +23,12 @@ async fn let_read(plane: &Plane, account: &Account, resource: &str) -> String {
     format!("{}/{name}", collection(None, "rolebindings"))
 }
 
+/// Watches from a version that the storage is beyond, as it is when an apiserver has renewed its lease. So the feed
+/// begins with a state of unknown age.
 async fn watch(client: &Http, direct: &Http, path: &str) -> Watch {
-    client.watch(RequestSpec::get(&format!("{path}?watch=1&resourceVersion={}", direct.version(path).await))).await
+    let version = direct.version(path).await;
+    direct.create("/api/v1/namespaces/default/secrets", json!({"metadata": {"name": unique("other")}})).await;
+    client.watch(RequestSpec::get(&format!("{path}?watch=1&resourceVersion={version}"))).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -46,6 +50,8 @@ async fn resource_is_no_longer_served_after_proxy_loses_permission() {
     direct.create(&maps, json!({"metadata": {"name": "before"}})).await;
     assert_eq!(watches[0].change().await.name(), "before", "it is live");
     assert!(client.get(&cached).await.is_cached());
+    // A strict LIST proves the age of the state. Without it, the restart would end this watch too.
+    assert!(client.get(&services).await.is_cached());
 
     // The apiserver authorizes a watch only at its start. The restart ends the open watch, so that it has to start
     // again.
