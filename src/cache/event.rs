@@ -123,7 +123,9 @@ impl FeedEvent {
                 renderer.frame(event_type, &previous.with_resource_version(self.rv))?
             }
             // A reader that receives the event as MODIFIED has been sent the previous state.
-            (EventType::Modified, Some(previous)) if renderer.is_unchanged(previous, &self.object) => Bytes::new(),
+            (EventType::Modified, Some(previous)) => {
+                renderer.modified_frame(previous, &self.object)?.unwrap_or_default()
+            }
             _ => renderer.frame(event_type, self.object.body())?,
         };
         // Frames of one release only are kept, so that their number is bounded.

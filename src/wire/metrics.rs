@@ -11,5 +11,7 @@ pub fn describe() {
 
 /// Counts the bytes of fields that were left out of a body.
 pub(super) fn reduced(bytes: usize) {
-    counter!("kube_fanout_reduced_bytes_total").increment(bytes as u64);
+    if bytes > 0 {
+        counter!("kube_fanout_reduced_bytes_total").increment(bytes as u64);
+    }
 }

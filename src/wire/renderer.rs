@@ -206,24 +206,34 @@ impl ObjectRenderer {
 
     fn counted_source<'a>(&self, body: &'a Bytes) -> Cow<'a, Bytes> {
         let source = self.source(body);
-        if source.len() < body.len() {
-            metrics::reduced(body.len() - source.len());
-        }
+        metrics::reduced(body.len() - source.len());
         source
     }
 
-    /// Whether a client of this renderer sees no difference between two states of one object, except the version. Only
-    /// clients that leave fields out have such states.
-    pub fn is_unchanged(&self, before: &ObjectRevision, after: &ObjectRevision) -> bool {
+    /// Returns the MODIFIED frame for a client that has the object as `before`. `None` if the client sees no difference
+    /// except the version: only clients that leave fields out have such states.
+    pub fn modified_frame(
+        &self,
+        before: &ObjectRevision,
+        after: &ObjectRevision,
+    ) -> Result<Option<Bytes>, TranscodeError> {
         if !self.is_reduced {
-            return false;
+            return self.frame(EventType::Modified, after.body()).map(Some);
         }
-        // Equal sources are written as equal bodies.
-        let shown = |body: &Bytes| match self.state.method {
-            RenderMethod::Metadata(..) => self.body_of(&self.source(body)).ok(),
-            _ => Some(self.source(body).into_owned()),
-        };
-        shown(after.body()).is_some_and(|after_body| shown(&before.with_resource_version(after.rv)) == Some(after_body))
+        let before = before.with_resource_version(after.rv);
+        let [before_source, source] = [&before, after.body()].map(|body| self.source(body));
+        // Equal sources are written as equal bodies, and other objects may have equal metadata.
+        if source == before_source {
+            return Ok(None);
+        }
+        let body = self.body_of(&source)?;
+        if let RenderMethod::Metadata(..) = self.state.method
+            && self.body_of(&before_source).is_ok_and(|before| before == body)
+        {
+            return Ok(None);
+        }
+        metrics::reduced(after.body().len() - source.len());
+        Ok(Some(self.state.envelope.frame(EventType::Modified, &body)))
     }
 
     /// Returns a complete watch frame of an event.
