@@ -61,6 +61,7 @@ mod process;
 mod readable;
 mod ready;
 mod reduced;
+mod reduced_watches;
 mod refusals;
 mod refused;
 mod reload;

@@ -10,18 +10,18 @@ use serde_json::{Value, json};
 
 use crate::direct::{self, Answer, App, Client, Protocol, Watch, eventually};
 
-const MAPS: &str = "/api/v1/configmaps";
+pub const MAPS: &str = "/api/v1/configmaps";
 const MAPS_OF_A: &str = "/api/v1/namespaces/a/configmaps";
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 const LONG: Duration = Duration::from_secs(600);
 
 /// Lets ada get these configmaps of a namespace, and no longer those of an earlier call.
-fn allow(up: &RunningDemoApiserver, namespace: &str, names: &[&str]) {
+pub fn allow(up: &RunningDemoApiserver, namespace: &str, names: &[&str]) {
     let rule = json!({"verbs": ["get"], "apiGroups": [""], "resources": ["configmaps"], "resourceNames": names});
     up.put("roles", json!({"metadata": {"name": "named", "namespace": namespace}, "rules": [rule]}));
 }
 
-fn put_binding(up: &RunningDemoApiserver, namespace: &str) {
+pub fn put_binding(up: &RunningDemoApiserver, namespace: &str) {
     let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "named"});
     let subjects = json!([{"kind": "User", "name": "ada"}]);
     let metadata = json!({"name": "named", "namespace": namespace});
@@ -57,7 +57,7 @@ async fn run(up: &RunningDemoApiserver) -> (App, Client) {
 }
 
 /// Such an upstream, and such a proxy that knows the rules.
-async fn ada() -> (RunningDemoApiserver, App, Client) {
+pub async fn ada() -> (RunningDemoApiserver, App, Client) {
     let up = upstream().await;
     let (app, ada) = run(&up).await;
     eventually("the rules are known", || async { ada.get(MAPS_OF_A).await.is_cached() }).await;

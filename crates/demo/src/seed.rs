@@ -79,8 +79,9 @@ pub(crate) fn put(store: &ObjectStore, kind: usize, document: Json) -> u64 {
         let before = current.map(|current| &current.meta);
         meta.uid = before.map_or_else(super::uid, |before| before.uid.clone());
         meta.created = before.map_or_else(|| clock::rfc3339(clock::unix_seconds()), |before| before.created.clone());
-        let generation = before.and_then(|before| before.generation).map_or(1, |generation| generation + 1);
-        meta.generation = KINDS[kind].generation.then_some(generation);
+        let generation = before.and_then(|before| before.generation).unwrap_or(0);
+        let is_changed = current.is_none_or(|current| current.rest().get("spec") != rest.get("spec"));
+        meta.generation = KINDS[kind].generation.then_some(generation + u64::from(is_changed));
         Ok(Some(WriteDecision::Put(meta, rest)))
     });
     written.ok().flatten().map_or(0, |written| written.revision)
