@@ -59,7 +59,7 @@ async fn random_requests_get_the_same_responses_as_direct() {
         let tally = run(&servers, probes, usize::try_from(at_once).expect("small"), settled).await;
         log_line(&format!("seed {seed}: {tally}"));
         let of_seed = tally.counts.complaints(CACHED_ONE_IN).into_iter();
-        let of_seed = of_seed.chain(tally.uncompressed());
+        let of_seed = of_seed.chain(tally.uncompared());
         let of_seed = of_seed.chain(tally.differences(&servers, settled, SHOWN_MAX).await);
         reports.extend(of_seed.map(|report| format!("seed {seed}: {report}")));
     }

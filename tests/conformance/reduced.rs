@@ -15,11 +15,11 @@ use crate::custom::define;
 const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const APPLY: &str = "application/apply-patch+yaml";
-const DROP: &str = ";drop=metadata.managedFields";
+pub const DROP: &str = ";drop=metadata.managedFields";
 const STATE: &str = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
 
 /// Removes every `managedFields` member, which the apiserver never writes first.
-fn without_members(text: &str) -> String {
+pub fn without_members(text: &str) -> String {
     const MEMBER: &str = ",\"managedFields\":[";
     let mut parts = text.split(MEMBER);
     let mut kept = parts.next().unwrap_or_default().to_owned();
@@ -79,7 +79,7 @@ fn without_field(object: &[u8]) -> Vec<u8> {
 }
 
 /// Returns a whole list or object in protobuf without the managed fields.
-fn without_fields(document: &[u8], is_list: bool) -> Vec<u8> {
+pub fn without_fields(document: &[u8], is_list: bool) -> Vec<u8> {
     let unknown = document.strip_prefix(b"k8s\0").expect("an envelope");
     let mut fields = protobuf::fields(unknown).expect("an envelope");
     let (_, Field::Bytes(raw)) = fields[1] else { panic!("the object comes second") };

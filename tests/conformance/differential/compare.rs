@@ -15,8 +15,9 @@ use tokio_tungstenite::tungstenite::protocol::{Message, Role};
 use super::probe::{Over, Probe};
 use super::verdict::{Circumstances, Verdict};
 use crate::bed::{
-    Answer, Frame, Http, Identity, NoAnswer, PATIENCE, Pair, Plane, Protocol, Target, claims, gunzip, normal,
+    Answer, Frame, Http, Identity, NoAnswer, PATIENCE, Pair, Plane, Protocol, Target, claims, gunzip, normal, protobuf,
 };
+use crate::reduced::{without_fields, without_members};
 
 /// Headers that are not compared.
 const NOT_COMPARED: [(&str, &str); 8] = [
@@ -63,6 +64,8 @@ pub struct Compared {
     /// Whether a server closed the connection without processing the request, which was then sent again.
     pub resent: bool,
     pub cached: bool,
+    /// Whether managedFields was removed from the apiserver's answer.
+    pub reduced: bool,
     pub watch: bool,
     /// The proxy's raw response; for a WebSocket, its decoded messages.
     pub bytes: Vec<u8>,
@@ -139,6 +142,24 @@ impl Received {
         Self::of(answer)
     }
 
+    /// Removes what a cached answer to a client without managedFields does not have. Returns whether there was any.
+    fn remove_managed_fields(&mut self) -> bool {
+        let body = match str::from_utf8(&self.answer.body) {
+            Ok(text) if self.answer.content_type() == "application/json" => without_members(text).into(),
+            _ => match protobuf::document(&self.answer.body) {
+                Some((kind, _)) if kind != "Status" => without_fields(&self.answer.body, kind.ends_with("List")).into(),
+                _ => self.answer.body.clone(),
+            },
+        };
+        let mut is_changed = std::mem::replace(&mut self.answer.body, body) != self.answer.body;
+        for message in self.messages.iter_mut().flatten() {
+            let whole = std::mem::take(message);
+            *message = without_members(&whole);
+            is_changed |= *message != whole;
+        }
+        is_changed
+    }
+
     /// Whether this is a refusal of a request that never reached upstream. Upstream classifies every request.
     fn is_refusal(&self) -> bool {
         let classified = |name: &http::HeaderName| name.as_str().starts_with("x-kubernetes-pf-");
@@ -199,11 +220,13 @@ impl Servers {
 
     async fn compare_once(&self, probe: &Probe, settled: u64) -> Compared {
         let began = Instant::now();
-        let (direct, through) = futures_util::join!(self.direct.fetch(probe), self.through.fetch(probe));
+        let (mut direct, through) = futures_util::join!(self.direct.fetch(probe), self.through.fetch(probe));
         let [direct_took, through_took] =
             [&direct, &through].map(|received| received.as_ref().map_or(Duration::ZERO, |received| received.took));
         let when = Circumstances { took: began.elapsed(), direct_took, through_took, settled };
         let cached = through.as_ref().is_ok_and(|received| received.answer.is_cached());
+        let is_reduced = cached && probe.is_reduced();
+        let reduced = is_reduced && direct.as_mut().is_ok_and(Received::remove_managed_fields);
         let own = cached || through.as_ref().is_ok_and(Received::is_refusal);
         let watch = direct.as_ref().is_ok_and(Received::is_watch);
         let resent = [&direct, &through].iter().any(|received| received.as_ref().is_ok_and(|received| received.resent));
@@ -214,7 +237,7 @@ impl Servers {
         actual.body.extend(claims.and_then(|received| claims::impossible(&received.answer, settled)));
         let bytes = through.as_ref().map_or_else(|_| Vec::new(), Received::bytes);
         let verdict = Verdict::of(probe, &expected, &actual, when);
-        Compared { expected, actual, verdict, when, resent, cached, watch, bytes }
+        Compared { expected, actual, verdict, when, resent, cached, reduced, watch, bytes }
     }
 }
 

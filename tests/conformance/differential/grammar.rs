@@ -60,6 +60,7 @@ impl<'a> Grammar<'a> {
             10..=12 => self.other_method(resource),
             13..=16 => self.elsewhere(),
             17..=20 => self.compressible(),
+            21..=26 => self.reduced(resource),
             _ => self.read(resource),
         };
         documented(&mut probe);
@@ -132,6 +133,17 @@ impl<'a> Grammar<'a> {
         headers.push(("accept-encoding", self.pick(&["gzip", "gzip, deflate, br", "identity, gzip"]).to_owned()));
         let over = if self.one_in(2) { Over::H1 } else { Over::H2 };
         Probe { method: "GET", path, query, headers, body: String::new(), over }
+    }
+
+    /// A read that leaves managedFields out. Its response has fewer bytes, so compression is not compared.
+    fn reduced(&mut self, resource: &'a Served) -> Probe {
+        self.careful = true;
+        let mut probe = self.read(resource);
+        let is_watch = probe.query.iter().any(|parameter| parameter.is("watch")) || probe.path.contains("/watch/");
+        let accept = self.reduced_accept(is_watch);
+        probe.headers.retain(|(name, _)| !matches!(*name, "accept" | "accept-encoding"));
+        probe.headers.push(("accept", accept));
+        probe
     }
 
     /// HEAD, OPTIONS and invalid methods.

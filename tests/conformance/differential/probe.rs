@@ -4,6 +4,7 @@ use http::header::{ACCEPT, AUTHORIZATION};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
 use crate::bed::{LASTS_MAX, RequestSpec, Target};
+use crate::reduced::DROP;
 
 /// The protocol of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,6 +91,11 @@ impl Probe {
         let Some((lasts, longer)) = lasts.zip(longer.filter(|longer| *longer <= LASTS_MAX)) else { return false };
         *lasts = longer.to_string();
         true
+    }
+
+    /// Whether the client leaves managedFields out, which the apiserver ignores.
+    pub fn is_reduced(&self) -> bool {
+        self.headers.iter().any(|(name, value)| *name == "accept" && value.contains(DROP))
     }
 
     pub fn writes(&self) -> bool {

@@ -20,6 +20,8 @@ pub struct Tally {
     statuses: BTreeMap<u16, u64>,
     /// The responses of the apiserver to requests that name gzip, by kind: how many are compressed, of how many.
     named_gzip: BTreeMap<&'static str, [u64; 2]>,
+    /// The number of cached responses that were compared with the apiserver's without managedFields.
+    reduced: u64,
     different: Vec<(Probe, Compared)>,
 }
 
@@ -27,7 +29,7 @@ impl Default for Tally {
     fn default() -> Self {
         let (over, statuses, named_gzip) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let (started, counts) = (Instant::now(), Counts::default());
-        Self { started, counts, writes: 0, over, statuses, named_gzip, different: Vec::new() }
+        Self { started, counts, writes: 0, over, statuses, named_gzip, reduced: 0, different: Vec::new() }
     }
 }
 
@@ -49,17 +51,20 @@ impl Tally {
             *compressed += u64::from(compared.expected.headers.contains(&encoding));
             *all += 1;
         }
+        self.reduced += u64::from(compared.reduced);
         if compared.differs() {
             self.different.push((probe, compared));
         }
     }
 
-    /// Reports kinds of responses of which none was compressed, so that nothing compressed was compared.
-    pub fn uncompressed(&self) -> Vec<String> {
+    /// Reports kinds of responses of which none was compressed or without managedFields, so that nothing was compared.
+    pub fn uncompared(&self) -> Vec<String> {
         let none = self.named_gzip.iter().filter(|(kind, [compressed, all])| {
             matches!(**kind, "read" | "watch-list") && *compressed == 0 && *all > FEW
         });
-        none.map(|(kind, [_, all])| format!("none of {all} responses of the kind {kind} is compressed")).collect()
+        let none = none.map(|(kind, [_, all])| format!("none of {all} responses of the kind {kind} is compressed"));
+        let is_none = self.reduced == 0 && self.counts.requests > 50 * FEW;
+        none.chain(is_none.then(|| "no cached response is without managedFields".to_owned())).collect()
     }
 
     /// Each distinct difference once, shrunk.
@@ -83,10 +88,10 @@ impl Tally {
 
 impl Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { started, counts, writes, over, statuses, named_gzip, different } = self;
+        let Self { started, counts, writes, over, statuses, named_gzip, reduced, different } = self;
         write!(
             f,
-            "{counts} in {:.0} s ({over:?}), {writes} that would write; statuses {statuses:?}; compressed {named_gzip:?}; {} different",
+            "{counts} in {:.0} s ({over:?}), {writes} that would write; statuses {statuses:?}; compressed {named_gzip:?}; {reduced} without managedFields; {} different",
             started.elapsed().as_secs_f64(),
             different.len()
         )

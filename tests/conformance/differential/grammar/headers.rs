@@ -1,6 +1,7 @@
 //! Draws headers, mostly those that choose a representation.
 
 use super::Grammar;
+use crate::reduced::DROP;
 
 type Headers = Vec<(&'static str, String)>;
 
@@ -146,6 +147,15 @@ impl Grammar<'_> {
             _ if watch => format!("{json};stream=watch"),
             _ => "application/yaml".to_owned(),
         }
+    }
+
+    /// A representation of which the tests know how it looks without managedFields.
+    pub(super) fn reduced_accept(&mut self, watch: bool) -> String {
+        let media = if watch || self.one_in(2) { "application/json" } else { "application/vnd.kubernetes.protobuf" };
+        let metadata = ["PartialObjectMetadataList", "PartialObjectMetadata"]
+            .map(|kind| format!("{media};as={kind};g=meta.k8s.io;v=v1{DROP}"))
+            .join(",");
+        if media == "application/json" && self.one_in(2) { format!("{media}{DROP}") } else { metadata }
     }
 
     fn accept(&mut self, watch: bool) -> String {
