@@ -44,6 +44,7 @@ mod own_rights;
 mod pods;
 mod readable;
 mod reduced;
+mod reduced_costs;
 #[allow(dead_code, reason = "the tests of nightly.rs use the rest of it")]
 mod refused_json;
 mod representations;

@@ -1,19 +1,16 @@
 //! Reads without `metadata.managedFields`: equal to the apiserver's own without the field, and what a client that holds
 //! such objects can write.
 
-use std::process::Command;
-
 use futures_util::future::join;
 use http::Method;
-use http::header::ACCEPT_ENCODING;
 use serde_json::{Value, json};
 
 use crate::bed::protobuf::{self, Field};
-use crate::bed::{self, Answer, Pair, Plan, Plane, RequestSpec, fill, gunzip, kubectl, log_line, version_of};
+use crate::bed::{self, Answer, Pair, RequestSpec, fill, log_line, version_of};
 use crate::custom::define;
 
-const JSON: &str = "application/json";
-const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+pub const JSON: &str = "application/json";
+pub const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const APPLY: &str = "application/apply-patch+yaml";
 pub const DROP: &str = ";drop=metadata.managedFields";
 const STATE: &str = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
@@ -226,77 +223,4 @@ async fn writes_of_objects_without_the_field_keep_ownership() {
     let event = watch.change().await;
     assert_eq!(event.version(), version_of(&written.value()), "the first event shows a change");
     pair.proxy.assert_sound();
-}
-
-/// Returns upstream's exemplar pod, from the Go module that the test bed is built from.
-fn exemplar_pod(bed: &Plane) -> Option<Value> {
-    let module = include_str!("../kube/go.mod");
-    let version = module.lines().find_map(|line| line.trim().strip_prefix("k8s.io/apiserver "))?;
-    let output = Command::new("go").args(["env", "GOMODCACHE"]).output().ok()?;
-    let modules = String::from_utf8(output.stdout).ok()?;
-    let file = format!("{}/k8s.io/apiserver@{version}/pkg/storage/cacher/testdata/exemplar_pod.yaml", modules.trim());
-    let args = ["create", "--dry-run=client", "--validate=false", "--show-managed-fields", "-o", "json", "-f", &file];
-    let output = kubectl(bed, &bed.target(), &args).output().ok()?;
-    serde_json::from_slice(&output.stdout).ok()
-}
-
-const PODS: usize = 500;
-
-/// The bytes of upstream's exemplar pod with and without the field, and the memory of a client-go informer. The informer
-/// is the same program as before: the configuration names its user agent.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn informer_of_exemplar_pods_needs_less_memory() {
-    let Some(bed) = bed::quiet("exemplar").await else { return };
-    let Some(pod) = exemplar_pod(&bed) else { return log_line("SKIPPED: no exemplar pod in Go's module cache") };
-    let direct = bed.direct();
-    let namespace = bed.namespace("exemplar").await;
-    let path = format!("/api/v1/namespaces/{namespace}/pods");
-    for number in 0..PODS {
-        let (mut pod, name) = (pod.clone(), format!("exemplar-{number}"));
-        let metadata = pod["metadata"].as_object_mut().expect("metadata");
-        for key in ["uid", "resourceVersion", "creationTimestamp", "generateName"] {
-            metadata.remove(key);
-        }
-        metadata.extend([("name".to_owned(), json!(name)), ("namespace".to_owned(), json!(namespace))]);
-        let mut created = direct.create(&path, pod.clone()).await;
-        created["status"] = pod["status"].clone();
-        created["metadata"]["managedFields"] = pod["metadata"]["managedFields"].clone();
-        let status = RequestSpec::get(&format!("{path}/{name}/status"));
-        let updated = direct.fetch(status.with(Method::PUT, JSON, created.to_string())).await;
-        assert_eq!(updated.status, 200, "{}", updated.text());
-    }
-    let version = direct.version(&path).await;
-    let drops = "reads: {drop: {userAgents: [kube-testbed-drive]}}\n";
-    let [full, reduced] = [Plan::tls(), Plan::tls().config(drops)].map(|plan| plan.start(&bed));
-    let (full, reduced) = join(full, reduced).await;
-    for form in [JSON, PROTOBUF] {
-        let mut bytes = Vec::new();
-        for accept in [form.to_owned(), format!("{form}{DROP}")] {
-            let request = RequestSpec::get(&format!("{path}?resourceVersion=0")).accept(&accept);
-            full.client().until_ok("it has all", RequestSpec::get(&format!("{path}?resourceVersion={version}"))).await;
-            let plain = full.client().fetch(request.clone()).await;
-            assert!(plain.is_cached(), "{accept}");
-            let compressed = full.client().fetch(request.header(ACCEPT_ENCODING, "gzip")).await;
-            assert!(gunzip(&compressed.body) == plain.body, "{accept}");
-            bytes.push((plain.body.len() / PODS, compressed.body.len() / PODS));
-        }
-        log_line(&format!(
-            "a pod of a list in {form}: {bytes:?} bytes, plain and compressed, without the field second"
-        ));
-        assert!(bytes[1].0 * 10 < bytes[0].0 * 8 && bytes[1].1 < bytes[0].1, "{bytes:?}");
-    }
-    let mut heaps = Vec::new();
-    for proxy in [&full, &reduced] {
-        let run = bed.drive("informers").at(&proxy.target()).args(["--namespace", &namespace, "--for", "1ms"]);
-        let summary = run.start().finish().await.summary();
-        assert_eq!(summary["objects"], PODS, "{summary}");
-        heaps.push(summary["heap_bytes"].as_u64().expect("the heap of the informer"));
-    }
-    log_line(&format!(
-        "the heap of an informer of {PODS} pods: {} KiB, {} without the field",
-        heaps[0] >> 10,
-        heaps[1] >> 10
-    ));
-    assert!(heaps[1] < heaps[0], "{heaps:?}");
-    assert!(reduced.metrics().await.sum("kube_fanout_reduced_bytes_total", &[]) > 0);
 }
