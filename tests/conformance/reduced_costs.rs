@@ -111,7 +111,7 @@ async fn informers_need_less_memory_without_the_field() {
         create(&direct, path, (what, count), &object).await;
         let version = direct.version(path).await;
         let has = async |version: u64| {
-            client.until_ok("it has all", RequestSpec::get(&format!("{path}?resourceVersion={version}"))).await
+            client.until_ok("it has all", RequestSpec::get(&format!("{path}?resourceVersion={version}"))).await;
         };
         // The feed has the changes in its history.
         has(version).await;

@@ -64,8 +64,6 @@ pub struct Compared {
     /// Whether a server closed the connection without processing the request, which was then sent again.
     pub resent: bool,
     pub cached: bool,
-    /// Whether managedFields was removed from the apiserver's answer.
-    pub reduced: bool,
     pub watch: bool,
     /// The proxy's raw response; for a WebSocket, its decoded messages.
     pub bytes: Vec<u8>,
@@ -142,22 +140,19 @@ impl Received {
         Self::of(answer)
     }
 
-    /// Removes what a cached answer to a client without managedFields does not have. Returns whether there was any.
-    fn remove_managed_fields(&mut self) -> bool {
-        let body = match str::from_utf8(&self.answer.body) {
-            Ok(text) if self.answer.content_type() == "application/json" => without_members(text).into(),
-            _ => match protobuf::document(&self.answer.body) {
-                Some((kind, _)) if kind != "Status" => without_fields(&self.answer.body, kind.ends_with("List")).into(),
-                _ => self.answer.body.clone(),
-            },
-        };
-        let mut is_changed = std::mem::replace(&mut self.answer.body, body) != self.answer.body;
-        for message in self.messages.iter_mut().flatten() {
-            let whole = std::mem::take(message);
-            *message = without_members(&whole);
-            is_changed |= *message != whole;
+    /// Removes what a cached answer to a client without managedFields does not have.
+    fn remove_managed_fields(&mut self) {
+        let body = &self.answer.body;
+        match (str::from_utf8(body), protobuf::document(body)) {
+            (Ok(text), _) if self.answer.content_type() == "application/json" => {
+                self.answer.body = without_members(text).into();
+            }
+            (_, Some((kind, _))) if kind != "Status" => {
+                self.answer.body = without_fields(body, kind.ends_with("List")).into();
+            }
+            _ => {}
         }
-        is_changed
+        self.messages.iter_mut().flatten().for_each(|message| *message = without_members(message));
     }
 
     /// Whether this is a refusal of a request that never reached upstream. Upstream classifies every request.
@@ -225,8 +220,16 @@ impl Servers {
             [&direct, &through].map(|received| received.as_ref().map_or(Duration::ZERO, |received| received.took));
         let when = Circumstances { took: began.elapsed(), direct_took, through_took, settled };
         let cached = through.as_ref().is_ok_and(|received| received.answer.is_cached());
-        let is_reduced = cached && probe.is_reduced();
-        let reduced = is_reduced && direct.as_mut().is_ok_and(Received::remove_managed_fields);
+        // A forwarded response has the field. The headers of a WebSocket do not tell whether it is forwarded.
+        let has_none = |through: &Received| {
+            through.messages.as_ref().is_some_and(|messages| !messages.concat().contains("\"managedFields\":["))
+        };
+        if let Ok(direct) = &mut direct
+            && probe.is_reduced()
+            && (cached || through.as_ref().is_ok_and(has_none))
+        {
+            direct.remove_managed_fields();
+        }
         let own = cached || through.as_ref().is_ok_and(Received::is_refusal);
         let watch = direct.as_ref().is_ok_and(Received::is_watch);
         let resent = [&direct, &through].iter().any(|received| received.as_ref().is_ok_and(|received| received.resent));
@@ -237,7 +240,7 @@ impl Servers {
         actual.body.extend(claims.and_then(|received| claims::impossible(&received.answer, settled)));
         let bytes = through.as_ref().map_or_else(|_| Vec::new(), Received::bytes);
         let verdict = Verdict::of(probe, &expected, &actual, when);
-        Compared { expected, actual, verdict, when, resent, cached, reduced, watch, bytes }
+        Compared { expected, actual, verdict, when, resent, cached, watch, bytes }
     }
 }
 

@@ -51,7 +51,8 @@ impl Tally {
             *compressed += u64::from(compared.expected.headers.contains(&encoding));
             *all += 1;
         }
-        self.reduced += u64::from(compared.reduced);
+        let is_reduced = compared.cached && compared.expected.status == 200 && probe.is_reduced();
+        self.reduced += u64::from(is_reduced);
         if compared.differs() {
             self.different.push((probe, compared));
         }
