@@ -56,7 +56,7 @@ javascript_client() {
   mv target/node.new target/node
 }
 
-# okhttp, where there is a JDK with Maven; the JDK's own client is tested beside it.
+# Java clients, where there is a JDK with Maven; the JDK's own HTTP client is tested beside them.
 java_clients() {
   local wanted=tests/java/pom.xml installed=target/java/pom.xml
   cmp -s "$wanted" "$installed" && return
@@ -91,7 +91,7 @@ begin "JavaScript client"
 javascript_client || missing+=("no Node.js with npm: the test of the JavaScript client")
 
 begin "Java clients"
-java_clients || missing+=("no okhttp from Maven: the Java clients of the test of compressed watches")
+java_clients || missing+=("no clients from Maven: the Java clients of the test of compressed watches")
 
 begin "h2spec"
 status=0

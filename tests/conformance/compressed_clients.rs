@@ -1,12 +1,15 @@
 //! Clients that read compressed watches: each event reaches each of them before the next one is written.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use futures_util::future::join_all;
 use serde_json::json;
 
-use crate::bed::{self, Plan, Plane, Process, Target, eventually, kubectl, log_line, repository, unique};
+use crate::bed::{
+    self, Driving, Plan, Plane, Process, Target, eventually, kubectl, log_line, repository, unique, version_of,
+};
 
 /// A client that prints the name and the value of each `ConfigMap` that it receives.
 struct Reader {
@@ -22,8 +25,18 @@ struct Reader {
 const VALUE_BYTES: [usize; 5] = [1, 3, 10_000, 3, 1_000_000];
 
 const PYTHON: [&str; 5] = ["requests", "urllib3", "httpx", "aiohttp", "kubernetes"];
-/// The only client that does not accept gzip. It does not decompress watches, so setting the header would break it.
-const PLAIN: &str = "kubernetes";
+const JAVA: [(&str, &str); 6] = [
+    ("GzipWatch", "jdk"),
+    ("GzipWatch", "okhttp"),
+    ("LibraryWatch", "client-java"),
+    ("LibraryWatch", "fabric8-okhttp"),
+    ("LibraryWatch", "fabric8-jdk"),
+    ("LibraryWatch", "fabric8-vertx"),
+];
+/// The clients that do not ask for gzip. The Python client does not decompress watches, so the header would break it.
+const PLAIN: [&str; 3] = ["kubernetes", "fabric8-jdk", "fabric8-vertx"];
+/// client-go's informers, by their initial list and their encoding.
+const INFORMERS: [(&str, &str); 3] = [("on", "json"), ("on", "protobuf"), ("off", "protobuf")];
 
 fn reader(plane: &Plane, client: &'static str, mut command: Command) -> Reader {
     let name = unique(client);
@@ -99,15 +112,28 @@ fn readers(bed: &Plane, target: &Target, namespace: &str, version: u64) -> Vec<R
     }
     let java = repository().join("target/java");
     if java.exists() {
-        for client in ["jdk", "okhttp"] {
+        for (class, client) in JAVA {
             let mut command = Command::new("java");
-            command.arg("-cp").arg(java.join("*")).arg(repository().join("tests/java/GzipWatch.java"));
+            command.arg("-cp").arg(java.join("*")).arg(repository().join(format!("tests/java/{class}.java")));
             readers.push(reader(bed, client, with(command, client)));
         }
     } else {
         log_line("no Java clients (tests/run.sh makes target/java where there are java and mvn)");
     }
     readers
+}
+
+/// Starts client-go's informers, which write a line for each event that a handler receives.
+async fn informers(bed: &Plane, target: &Target, namespace: &str, until: &Path) -> Vec<Driving> {
+    join_all(INFORMERS.map(async |(watchlist, encoding)| {
+        let ready = bed.file("ready");
+        let run = bed.drive("informers").args(["--resource", "configmaps", "--namespace", namespace]);
+        let run = run.args(["--watchlist", watchlist, "--encoding", encoding, "--reference-server", bed.url()]);
+        let mut run = run.at(target).until(until).file("--ready-file", &ready).start();
+        run.awaits(&ready).await;
+        run
+    }))
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -117,21 +143,32 @@ async fn every_client_reads_each_compressed_event_before_the_next() {
     let namespace = bed.namespace("compressed-clients").await;
     let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
     let version = proxy.client().version(&maps).await;
+    let until = bed.file("until");
+    let informers = informers(&bed, &proxy.target(), &namespace, &until).await;
     let mut readers = readers(&bed, &proxy.target(), &namespace, version);
+    let mut last = version;
     let mut random = fastrand::Rng::with_seed(42);
     for (n, bytes) in VALUE_BYTES.into_iter().enumerate() {
         let value: String = std::iter::repeat_with(|| random.alphanumeric()).take(bytes).collect();
         let name = format!("event-{n}");
-        bed.direct().create(&maps, json!({"metadata": {"name": name}, "data": {"value": value}})).await;
+        let map = json!({"metadata": {"name": name}, "data": {"value": value}});
+        last = version_of(&bed.direct().create(&maps, map).await);
+        for informer in &informers {
+            informer.wrote(n + 1).await;
+        }
         for reader in &mut readers {
             reader.prints(&format!("{name} {value}\n")).await;
         }
     }
-    let compressed = readers.iter().filter(|reader| reader.client != PLAIN).count();
+    std::fs::write(&until, last.to_string()).expect("a file");
+    for informer in informers {
+        assert_eq!(informer.finish().await.summary()["reference"], "equal");
+    }
+    let compressed = INFORMERS.len() + readers.iter().filter(|reader| !PLAIN.contains(&reader.client)).count();
     let counted = proxy.metrics().await.sum("kube_fanout_watch_gzip_bytes_total", &[("stage", "before")]);
-    let sent = VALUE_BYTES.iter().sum::<usize>();
-    let expected = i64::try_from(compressed * sent).expect("small");
-    assert!(counted >= expected, "{compressed} clients received {sent} bytes compressed, but only {counted} were");
+    let sent: i64 = VALUE_BYTES.iter().map(|bytes| i64::try_from(*bytes).expect("small")).sum();
+    // What surrounds the values is much shorter.
+    assert_eq!(counted / sent, i64::try_from(compressed).expect("a few"), "clients that asked for gzip");
     let clients: Vec<_> = readers.iter().map(|reader| reader.client).collect();
-    log_line(&format!("each of {} events before the next: {}", VALUE_BYTES.len(), clients.join(", ")));
+    log_line(&format!("each of {} events before the next: client-go, {}", VALUE_BYTES.len(), clients.join(", ")));
 }

@@ -98,6 +98,10 @@ func (i *observedInformer) record(kind string, object any, initial bool) {
 	}
 	i.mutex.Unlock()
 	i.out.write(informerEvent{"event", i.index, kind, key, rv, initial, time.Now().UnixNano()})
+	if !initial {
+		// A test may wait for this line before it writes the next object.
+		i.out.flush()
+	}
 }
 
 // versionedStore is a store that knows its version, as those of client-go do from 1.36 on.
