@@ -253,9 +253,10 @@ impl BenchWatcher {
         let arrived_ns = now_ns();
         let window = shared.tally.window.read();
         let mut ended = None;
-        let mut shard = shared.tally.shard(self.lane);
-        shard.counts.bytes += chunk.len() as u64;
+        shared.tally.shard(self.lane).counts.bytes += chunk.len() as u64;
+        // Not held while a chunk is decompressed: other watches would wait for a thread that the system has suspended.
         let mut plain = |text: &[u8]| {
+            let mut shard = shared.tally.shard(self.lane);
             shard.counts.plain_bytes += text.len() as u64;
             let fed = frames.feed(text, |frame| {
                 let end = self.frame(shared, frame, arrived_ns, &window, &mut shard);
@@ -268,11 +269,11 @@ impl BenchWatcher {
         match inflater.map(|inflater| inflater.feed(chunk, &mut plain)) {
             None => plain(chunk),
             Some(Ok(spent)) => {
-                shard.counts.inflate_ns += u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX);
+                let spent = u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX);
+                shared.tally.shard(self.lane).counts.inflate_ns += spent;
             }
             Some(Err(error)) => ended = Some(StreamOutcome::Broken(format!("invalid gzip data: {error}"))),
         }
-        drop(shard);
         let seen = &shared.tally.seen[self.index];
         seen.events.store(self.events, Ordering::Relaxed);
         seen.ours.store(self.ours, Ordering::Relaxed);

@@ -60,6 +60,9 @@ pub fn drop_bearer(headers: &mut HeaderMap) {
 }
 
 /// Returns the 101 for a well-formed handshake, or the error of the apiserver's library for any other.
+///
+/// Like that library, it accepts no extension, so messages are not compressed (RFC 7692). Most clients that offer
+/// `permessage-deflate` are browsers; a client that needs fewer bytes can watch over HTTP with gzip.
 pub fn handshake(headers: &HeaderMap) -> Result<Response<ResponseBody>, Response<ResponseBody>> {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     if text(SEC_WEBSOCKET_VERSION) != Some("13") {
