@@ -62,7 +62,9 @@ java_clients() {
   cmp -s "$wanted" "$installed" && return
   command -v java >/dev/null && command -v mvn >/dev/null || return 0
   rm -rf target/java target/java.new
-  mvn -q -f "$wanted" dependency:copy-dependencies -DoutputDirectory="$PWD/target/java.new" || return 1
+  local copy=(mvn -q -f "$wanted" dependency:copy-dependencies -DoutputDirectory="$PWD/target/java.new")
+  # Some 90 files: the second try downloads what the first one could not.
+  "${copy[@]}" || "${copy[@]}" || return 1
   cp "$wanted" target/java.new/
   mv target/java.new target/java
 }
