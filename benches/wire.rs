@@ -6,7 +6,8 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kube_fanout::wire::{
-    BookmarkTemplate, FeedEncoding, FrameSplitter, IncludeObjectPolicy, ListMeta, ObjectRenderer, Representation,
+    BookmarkTemplate, DeltaFrame, FeedEncoding, FrameSplitter, IncludeObjectPolicy, ListMeta, ObjectRenderer,
+    Representation, delta,
 };
 use kubeapi::{EventType, MetaApiVersion, ResourceVersion};
 use pods::{MINOR, Pods};
@@ -130,6 +131,26 @@ fn build(c: &mut Criterion) {
     group.finish();
 }
 
+/// A frame between proxies as the difference to the object's earlier version: made once by the sender, and read by each
+/// receiver.
+fn differences(c: &mut Criterion) {
+    let mut group = c.benchmark_group("difference");
+    for encoding in [FeedEncoding::Json, FeedEncoding::Protobuf] {
+        let pods = Pods::new(encoding);
+        let (base, frame) = (pods.frame(7, 7), pods.frame(7, 8));
+        let make = || delta(EventType::Modified, Some((ResourceVersion(7), black_box(&base))), black_box(&frame));
+        group.throughput(Throughput::Bytes(frame.len() as u64));
+        group.bench_function(BenchmarkId::new("make", encoding), |b| b.iter(make));
+        let made = make();
+        group.bench_function(BenchmarkId::new("read", encoding), |b| {
+            b.iter(|| {
+                DeltaFrame::parse(black_box(&made)).expect("well-formed").frame(&base, 1 << 20).expect("the base")
+            });
+        });
+    }
+    group.finish();
+}
+
 /// A page of a LIST, as the apiserver writes it.
 fn page(pods: &Pods, count: u64) -> Bytes {
     let rv = ResourceVersion(1_000_001_000);
@@ -147,6 +168,6 @@ fn page(pods: &Pods, count: u64) -> Bytes {
 criterion_group! {
     name = benches;
     config = Criterion::default().warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
-    targets = reference, split, decode, transcode, build
+    targets = reference, split, decode, transcode, build, differences
 }
 criterion_main!(benches);

@@ -26,6 +26,7 @@
 
 mod bookmark;
 mod compare;
+mod delta;
 mod derive;
 mod envelope;
 mod error;
@@ -45,11 +46,12 @@ mod tests;
 
 pub use bookmark::BookmarkTemplate;
 pub use compare::same_items;
+pub use delta::{DeltaFrame, delta, is_delta};
 pub use derive::{
     MetadataRenderer, ProtobufJsonTranscoder, TranscodeError, TranscodeRefusal, is_builtin_group_version,
 };
 pub use envelope::{FrameEnvelope, websocket_payload};
-pub use error::WireError;
+pub use error::{DeltaError, WireError};
 pub use list_frame::{ListFrame, ListItemLengths, ListMeta};
 pub(crate) use managed_fields::without_managed_fields;
 pub use metrics::describe;

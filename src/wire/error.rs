@@ -53,6 +53,33 @@ pub enum WireError {
     /// The Table has other columns than those before it.
     #[error("upstream changed the Table's columns; the feed restarts")]
     OtherColumns,
+    /// A difference between proxies cannot be applied.
+    #[error("cannot apply the difference to an earlier version: {0}")]
+    Delta(#[from] DeltaError),
+}
+
+/// The reason that a difference was rejected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum DeltaError {
+    #[error("malformed")]
+    Malformed,
+    /// The receiver does not have the base in that version.
+    #[error("unknown base")]
+    UnknownBase,
+    /// The result is not the frame that was sent, so sender and receiver have different bytes for the base.
+    #[error("wrong digest")]
+    WrongDigest,
+}
+
+impl DeltaError {
+    /// Returns the reason as a metric label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Malformed => "delta_malformed",
+            Self::UnknownBase => "delta_unknown_base",
+            Self::WrongDigest => "delta_wrong_digest",
+        }
+    }
 }
 
 impl From<ProtobufError> for WireError {

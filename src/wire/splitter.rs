@@ -1,7 +1,8 @@
 use bytes::Bytes;
 use memchr::memchr;
 
-use super::{FeedEncoding, WireError};
+use super::delta::{delta_len, is_delta};
+use super::{DeltaError, FeedEncoding, WireError};
 
 /// Splits a byte stream into watch frames, resumable at any byte.
 ///
@@ -16,12 +17,20 @@ pub struct FrameSplitter {
     start: usize,
     /// The offset before which JSON has no newline, so that a frame that arrives in many small chunks is searched once.
     scanned: usize,
+    /// Whether the stream may contain [differences](super::delta).
+    deltas: bool,
 }
 
 impl FrameSplitter {
     /// Creates a splitter. `frame_bytes_max` bounds one frame, including its newline or length prefix.
     pub fn new(encoding: FeedEncoding, frame_bytes_max: usize) -> Self {
-        Self { encoding, frame_bytes_max, buffer: Vec::new(), start: 0, scanned: 0 }
+        Self { encoding, frame_bytes_max, buffer: Vec::new(), start: 0, scanned: 0, deltas: false }
+    }
+
+    /// Returns this splitter for a stream that may contain [differences](super::delta).
+    #[must_use]
+    pub fn with_deltas(self) -> Self {
+        Self { deltas: true, ..self }
     }
 
     /// Appends the next bytes of the stream. Callers must call [`next_frame`](Self::next_frame) until it returns `None`
@@ -42,13 +51,23 @@ impl FrameSplitter {
     }
 
     /// Returns the next whole frame, verbatim (JSON with its newline, protobuf with its length prefix), in a separate
-    /// allocation of exact size. `None` until more bytes are pushed.
+    /// allocation of exact size. `None` until more bytes are pushed. A difference is returned as received.
     ///
     /// # Errors
     /// [`WireError::FrameTooLarge`] as soon as it is certain; the splitter then stays in that state.
     pub fn next_frame(&mut self) -> Result<Option<Bytes>, WireError> {
         let (max, rest) = (self.frame_bytes_max, &self.buffer[self.start..]);
         let end = match self.encoding {
+            _ if self.deltas && is_delta(rest) => {
+                let Some(len) = delta_len(rest)? else { return Ok(None) };
+                if len > max {
+                    return Err(DeltaError::Malformed.into());
+                }
+                if len > rest.len() {
+                    return Ok(None);
+                }
+                self.start + len
+            }
             FeedEncoding::Json | FeedEncoding::Table => {
                 let Some(at) = memchr(b'\n', &self.buffer[self.scanned..]) else {
                     self.scanned = self.buffer.len();

@@ -1,4 +1,6 @@
 mod bookmark;
+mod delta;
+mod delta_mix;
 mod encoding;
 mod envelope;
 mod fixtures;

@@ -162,7 +162,7 @@ pub fn map_entry(entry: &[u8]) -> Result<(&str, &str), ProtobufError> {
 
 /// Reads one varint: its value and its width.
 #[inline]
-fn varint(bytes: &[u8]) -> Result<(u64, usize), ProtobufError> {
+pub fn varint(bytes: &[u8]) -> Result<(u64, usize), ProtobufError> {
     match bytes.first() {
         Some(&byte) if byte < 0x80 => Ok((u64::from(byte), 1)),
         _ => long_varint(bytes),

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kube_fanout::wire::{
-    BookmarkTemplate, FeedEncoding, FrameEnvelope, FrameSplitter, JsonLayout, ListItemLengths, ListMeta, ObjectReader,
-    ObjectRenderer, ObjectRevision, Representation, WatchItem, WireError, same_items, same_rows, websocket_payload,
+    BookmarkTemplate, DeltaFrame, FeedEncoding, FrameEnvelope, FrameSplitter, JsonLayout, ListItemLengths, ListMeta,
+    ObjectReader, ObjectRenderer, ObjectRevision, Representation, WatchItem, WireError, same_items, same_rows,
+    websocket_payload,
 };
 use kubeapi::{Gvr, MetaApiVersion, ResourceVersion, SelectableFieldTable};
 
@@ -44,8 +45,13 @@ impl Feed {
 }
 
 /// Frames of a stream, and how it ended: complete, in the middle of a frame, or with one that is too large.
-fn split<'a>(encoding: FeedEncoding, max: usize, chunks: impl Iterator<Item = &'a [u8]>) -> (Vec<Bytes>, &'static str) {
-    let (mut splitter, mut frames) = (FrameSplitter::new(encoding, max), Vec::new());
+fn split<'a>(
+    encoding: FeedEncoding,
+    (max, has_deltas): (usize, bool),
+    chunks: impl Iterator<Item = &'a [u8]>,
+) -> (Vec<Bytes>, &'static str) {
+    let (splitter, mut frames) = (FrameSplitter::new(encoding, max), Vec::new());
+    let mut splitter = if has_deltas { splitter.with_deltas() } else { splitter };
     for chunk in chunks {
         splitter.push(chunk);
         loop {
@@ -63,13 +69,16 @@ fn split<'a>(encoding: FeedEncoding, max: usize, chunks: impl Iterator<Item = &'
 pub fn frames(input: &[u8]) {
     let (first, stream) = choice(input);
     let encoding = [FeedEncoding::Json, FeedEncoding::Protobuf][first % 2];
-    let max = [40, FRAME_MAX][first / 2 % 2];
-    let expected = split(encoding, max, [stream].into_iter());
+    let form = ([40, FRAME_MAX][first / 2 % 2], first / 12 % 2 == 1);
+    let expected = split(encoding, form, [stream].into_iter());
+    for delta in expected.0.iter().filter_map(|frame| DeltaFrame::parse(frame).ok()) {
+        let _ = delta.frame(stream, FRAME_MAX).inspect(|frame| assert!(frame.len() <= FRAME_MAX));
+    }
     let joined = expected.0.concat();
     assert_eq!(stream.get(..joined.len()), Some(joined.as_slice()), "frames are the stream's own bytes");
     assert!(expected.1 != "whole" || joined.len() == stream.len());
     let size = [1, 2 + first / 4, 1 + stream.len() / 2][first / 4 % 3];
-    assert_eq!(split(encoding, max, stream.chunks(size)), expected, "in pieces of {size}");
+    assert_eq!(split(encoding, form, stream.chunks(size)), expected, "in pieces of {size}");
 }
 
 /// A parsed frame equals the one that kube-fanout would write. Its object has another version when it is given one.
