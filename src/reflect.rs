@@ -14,6 +14,7 @@
 mod body_encoder_tracker;
 mod body_encoding_refresher;
 mod continuity;
+mod delta_bases;
 mod failure;
 mod feed_client;
 mod gap;

@@ -71,6 +71,9 @@ pub const HOPS: http::HeaderName = http::HeaderName::from_static("kube-fanout-ho
 /// The header in which a proxy states the [`UpstreamRequestCause`] of a request that it sends for itself. Requests of
 /// clients do not have it.
 pub const CAUSE: http::HeaderName = http::HeaderName::from_static("kube-fanout-cause");
+/// The request header in which a proxy states of which version it has all objects, and that it reads later events as
+/// [differences](crate::wire::delta) to them. A response with the same header contains such differences.
+pub const DELTAS: http::HeaderName = http::HeaderName::from_static("kube-fanout-deltas-after");
 /// The response header in which a proxy names the apiserver build that encoded the bodies.
 pub const BUILD: http::HeaderName = http::HeaderName::from_static("kube-fanout-build");
 /// The response header that marks responses served from a proxy's memory.

@@ -42,11 +42,13 @@ const GAUGES: [FeedMetric<FeedSample>; 10] = [
     ("kube_fanout_derived_bytes", "bytes of cached derived representations", |of| of.stats.derived_bytes as f64),
 ];
 
-const COUNTERS: [FeedMetric<FeedTrafficCounts>; 4] = [
+const COUNTERS: [FeedMetric<FeedTrafficCounts>; 6] = [
     ("kube_fanout_upstream_events_total", "events received from upstream", |of| read(&of.events)),
     ("kube_fanout_upstream_bytes_total", "bytes of watch events received from upstream", |of| read(&of.bytes)),
     ("kube_fanout_upstream_bookmarks_total", "bookmarks received from upstream", |of| read(&of.bookmarks)),
     ("kube_fanout_upstream_duplicates_total", "events received more than once", |of| read(&of.duplicates)),
+    ("kube_fanout_upstream_delta_bytes_total", "bytes received as deltas", |of| read(&of.delta_bytes)),
+    ("kube_fanout_upstream_delta_plain_bytes_total", "bytes of those events", |of| read(&of.delta_plain_bytes)),
 ];
 
 /// The counters of feeds that have one more label, such as a reason.

@@ -24,6 +24,9 @@ pub struct FeedCursor {
     after: ResourceVersion,
     /// The version up to which events are skipped, because the reader requested later ones. It may be in the future.
     skip: ResourceVersion,
+    /// The version after which events are sent as differences to the previous objects; the highest one, except for
+    /// downstream proxies.
+    deltas_after: ResourceVersion,
 }
 
 /// The result of pulling events from a cursor.
@@ -85,6 +88,9 @@ pub struct SnapshotWithPosition {
 /// The maximum number of events processed in one batch. It bounds the time between two checks of the client.
 const BATCH_EVENTS_MAX: usize = 128;
 
+/// A version that no event follows.
+const NO_DELTAS: ResourceVersion = ResourceVersion(u64::MAX);
+
 impl FeedCursor {
     pub(super) fn new(
         shared: Arc<SharedFeedCache>,
@@ -96,7 +102,7 @@ impl FeedCursor {
     ) -> Self {
         let (slot, view) = lane.add_reader(view);
         let renderer = shared.verbatim.clone();
-        Self { shared, lane, view, renderer, slot, next, after, skip }
+        Self { shared, lane, view, renderer, slot, next, after, skip, deltas_after: NO_DELTAS }
     }
 
     /// Returns this cursor with another renderer for its frames.
@@ -110,6 +116,14 @@ impl FeedCursor {
     #[must_use]
     pub fn mark_as_proxy(self) -> Self {
         self.lane.note_proxy(self.slot);
+        self
+    }
+
+    /// Returns this cursor for a downstream proxy that has all objects of version `after`. Later events are
+    /// differences.
+    #[must_use]
+    pub fn with_deltas_after(mut self, after: Option<ResourceVersion>) -> Self {
+        self.deltas_after = after.unwrap_or(NO_DELTAS);
         self
     }
 
@@ -128,8 +142,9 @@ impl FeedCursor {
     }
 
     /// Pulls like [`pull`](Self::pull), up to a mark, with a bounded scan budget. `scan_budget` is the budget for
-    /// events that are not sent; the call subtracts its cost. If the view is [expensive](CollectionView::is_expensive),
-    /// events that are sent count as well. `filter` decides about each event that the view matches.
+    /// events that are not sent and for differences that are made; the call subtracts its cost. If the view is
+    /// [expensive](CollectionView::is_expensive), events that are sent count as well. `filter` decides about each event
+    /// that the view matches.
     pub fn pull_filtered(
         &mut self,
         until: Option<&SnapshotWithPosition>,
@@ -142,6 +157,7 @@ impl FeedCursor {
         let mut bytes = 0;
         let mut events = Vec::new();
         let is_expensive = self.view.is_expensive();
+        let is_charged = is_expensive || self.deltas_after < NO_DELTAS;
         loop {
             // Progress is read before the lane, so everything published up to `progress` is already in the lane.
             let progress = self.shared.progress();
@@ -169,7 +185,12 @@ impl FeedCursor {
                 let event_type = if self.skips_version(event.rv) { None } else { event.event_type_for(&self.view) };
                 let frame = match event_type.map(|event_type| (filter(event, event_type), event_type)) {
                     Some((EventFilterDecision::Send, event_type)) => {
-                        let frame = event.frame_as(event_type, &self.renderer, &self.shared.made);
+                        let (renderer, made) = (&self.renderer, &self.shared.made);
+                        let frame = if event.rv > self.deltas_after {
+                            event.delta_as(event_type, renderer, made, scan_budget)
+                        } else {
+                            event.frame_as(event_type, renderer, made)
+                        };
                         unchanged += u64::from(matches!(frame, Ok(None)));
                         frame
                     }
@@ -194,7 +215,7 @@ impl FeedCursor {
                     bytes += frame.len();
                     batch.push(frame);
                 }
-                if bytes >= room || (is_expensive && *scan_budget == 0) {
+                if bytes >= room || (is_charged && *scan_budget == 0) {
                     break;
                 }
             }

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::CollectionView;
-use crate::wire::{ObjectRenderer, ObjectRevision, Representation, TranscodeError};
+use crate::wire::{self, ObjectRenderer, ObjectRevision, Representation, TranscodeError};
 use base::MemoryAccount;
 use kubeapi::{EventType, ResourceVersion};
 
@@ -40,6 +40,8 @@ pub struct FeedEvent {
 struct DerivedFrame {
     representation: Representation,
     event_type: EventType,
+    /// Whether the frame is the difference to the previous object, for downstream proxies.
+    is_delta: bool,
     /// The server release for which the frame was written.
     release: u32,
     frame: Bytes,
@@ -58,6 +60,9 @@ pub(super) struct DerivedFrameAccounts {
     /// The account that is charged until the last sender has released a frame.
     pub(super) account: Arc<MemoryAccount>,
 }
+
+/// The cost of making a difference besides one for each byte, in text comparisons: ten microseconds.
+const DELTA_COST: usize = 1_000;
 
 impl FeedEvent {
     pub(super) fn new(
@@ -110,24 +115,59 @@ impl FeedEvent {
         if event_type == self.event_type && renderer.is_verbatim() {
             return Ok(Some(self.frame.clone()));
         }
+        self.derived_frame((event_type, false), renderer, made, || match (event_type, &self.previous) {
+            // The object left the selector: the frame has its previous content, at this change's version (R-EVENT-2).
+            (EventType::Deleted, Some(previous)) if self.event_type != EventType::Deleted => {
+                renderer.frame(event_type, &previous.with_resource_version(self.rv))
+            }
+            // A reader that receives the event as MODIFIED has been sent the previous state.
+            (EventType::Modified, Some(previous)) => {
+                renderer.modified_frame(previous, &self.object).map(Option::unwrap_or_default)
+            }
+            _ => renderer.frame(event_type, self.object.body()),
+        })
+    }
+
+    /// Returns the frame of this event for a downstream proxy that has the previous object, as the difference to it. If
+    /// no previous state is known, that is the frame itself. The cost of making the difference is subtracted from
+    /// `budget`.
+    pub(super) fn delta_as(
+        &self,
+        event_type: EventType,
+        renderer: &ObjectRenderer,
+        made: &DerivedFrameAccounts,
+        budget: &mut usize,
+    ) -> Result<Option<Bytes>, TranscodeError> {
+        let Some(frame) = self.frame_as(event_type, renderer, made)? else { return Ok(None) };
+        // An object that enters the selector is new to the proxy.
+        let previous = self.previous.as_ref().filter(|_| event_type != EventType::Added);
+        if previous.is_none() && event_type != EventType::Added {
+            return Ok(Some(frame));
+        }
+        self.derived_frame((event_type, true), renderer, made, || {
+            *budget = budget.saturating_sub(DELTA_COST + frame.len());
+            let base = previous.map(|previous| Ok((previous.rv, renderer.frame(event_type, previous.body())?)));
+            let base = base.transpose()?;
+            Ok(wire::delta(event_type, base.as_ref().map(|(rv, base)| (*rv, base.as_ref())), &frame))
+        })
+    }
+
+    /// Returns a derived frame, written with `make` if it is not kept; `None` if it is empty.
+    fn derived_frame(
+        &self,
+        (event_type, is_delta): (EventType, bool),
+        renderer: &ObjectRenderer,
+        made: &DerivedFrameAccounts,
+        make: impl FnOnce() -> Result<Bytes, TranscodeError>,
+    ) -> Result<Option<Bytes>, TranscodeError> {
         let some = |frame: Bytes| Some(frame).filter(|frame| !frame.is_empty());
         let representation = renderer.representation();
-        let known = self.derived_frames().find(|known| known.is(representation, event_type));
+        let known = self.derived_frames().find(|known| known.is(representation, event_type, is_delta));
         if let Some(known) = known.filter(|known| known.release == renderer.release()) {
             return Ok(some(known.frame.clone()));
         }
         // If two readers race, a frame is encoded twice. This avoids waiting under a lock.
-        let frame = match (event_type, &self.previous) {
-            // The object left the selector: the frame has its previous content, at this change's version (R-EVENT-2).
-            (EventType::Deleted, Some(previous)) if self.event_type != EventType::Deleted => {
-                renderer.frame(event_type, &previous.with_resource_version(self.rv))?
-            }
-            // A reader that receives the event as MODIFIED has been sent the previous state.
-            (EventType::Modified, Some(previous)) => {
-                renderer.modified_frame(previous, &self.object)?.unwrap_or_default()
-            }
-            _ => renderer.frame(event_type, self.object.body())?,
-        };
+        let frame = make()?;
         // Frames of one release only are kept, so that their number is bounded.
         if known.is_some() {
             return Ok(some(frame));
@@ -135,17 +175,20 @@ impl FeedEvent {
         let frame = made.account.charge_bytes(frame);
         made.bytes.fetch_add(frame.len(), Ordering::Relaxed);
         let (release, total_bytes, next) = (renderer.release(), made.bytes.clone(), OnceLock::new());
-        let derived = DerivedFrame { representation, event_type, release, frame: frame.clone(), total_bytes, next };
+        let derived =
+            DerivedFrame { representation, event_type, is_delta, release, frame: frame.clone(), total_bytes, next };
         self.keep(derived);
         Ok(some(frame))
     }
 
     fn keep(&self, derived: DerivedFrame) {
-        let (representation, event_type) = (derived.representation, derived.event_type);
+        let (representation, event_type, is_delta) = (derived.representation, derived.event_type, derived.is_delta);
         let mut derived = Box::new(derived);
         let mut next = &self.derived_frames;
         while let Err(rejected) = next.set(derived) {
-            let Some(other) = next.get().filter(|other| !other.is(representation, event_type)) else { return };
+            let Some(other) = next.get().filter(|other| !other.is(representation, event_type, is_delta)) else {
+                return;
+            };
             (derived, next) = (rejected, &other.next);
         }
     }
@@ -181,8 +224,8 @@ impl FeedEvent {
 }
 
 impl DerivedFrame {
-    fn is(&self, representation: Representation, event_type: EventType) -> bool {
-        self.representation == representation && self.event_type == event_type
+    fn is(&self, representation: Representation, event_type: EventType, is_delta: bool) -> bool {
+        self.representation == representation && self.event_type == event_type && self.is_delta == is_delta
     }
 }
 

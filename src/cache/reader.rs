@@ -18,7 +18,7 @@ use super::{
 };
 use crate::wire::{FeedEncoding, FrameEnvelope, ObjectRenderer, ObjectRevision, Representation, TranscodeError};
 use base::{AbortSignal, MemoryAccount};
-use kubeapi::{Gvr, ResourceVersion};
+use kubeapi::{Gvr, ObjectKey, ResourceVersion};
 use tokio::sync::watch;
 
 /// The read access to one feed. Clones share it.
@@ -55,8 +55,8 @@ pub struct VersionTooOld {
     pub floor: ResourceVersion,
 }
 
-/// The maximum number of changes that are undone to rebuild a past state: about a millisecond of work, under a shared
-/// lock.
+/// The maximum number of changes that are undone to rebuild a past state or to find a past object: about a millisecond
+/// of work, under a shared lock.
 const UNDONE_CHANGES_MAX: usize = 2_000;
 /// Makes a cursor skip no version: a further event at the newest version is not part of the state.
 const SKIP_NONE: ResourceVersion = ResourceVersion(0);
@@ -187,6 +187,18 @@ impl CacheReader {
     pub fn applied(&self) -> Option<FeedSnapshot> {
         let timeline = self.shared.timeline.read();
         (!timeline.has_ended).then(|| timeline.snapshot())
+    }
+
+    /// Returns the current version of an object.
+    pub fn version_of(&self, key: &ObjectKey) -> Option<ResourceVersion> {
+        self.shared.timeline.read().store.objects.get(key).map(|object| object.rv)
+    }
+
+    /// Returns a version of an object: the current one, or one that a recent event replaced.
+    pub fn recent_version(&self, key: &ObjectKey, rv: ResourceVersion) -> Option<Arc<ObjectRevision>> {
+        let timeline = self.shared.timeline.read();
+        let current = timeline.store.objects.get(key).filter(|object| object.rv == rv);
+        current.cloned().or_else(|| timeline.ring.replaced(key, rv, UNDONE_CHANGES_MAX))
     }
 
     /// Starts to assemble the feed's next state.

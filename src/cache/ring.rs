@@ -9,6 +9,7 @@ use super::lane::{EventLane, PendingWakeups};
 use super::lane_index::NarrowLanes;
 use super::lane_key::LaneKey;
 use super::{BackfilledEvents, CacheConfig, CollectionView, FeedEvent, MemoryKind};
+use crate::wire::ObjectRevision;
 use base::MemoryCharge;
 use kubeapi::{ObjectKey, ResourceVersion};
 
@@ -181,6 +182,20 @@ impl EventRing {
         self.all.with_events(|events| {
             let first = events.partition_point(|event| event.rv < rv);
             events.range(first..).take_while(|event| event.rv == rv).any(|event| event.object.key == *key)
+        })
+    }
+
+    /// Returns the version `rv` of the object `key`, if one of the last `events_max` events replaced it.
+    pub(super) fn replaced(
+        &self,
+        key: &ObjectKey,
+        rv: ResourceVersion,
+        events_max: usize,
+    ) -> Option<Arc<ObjectRevision>> {
+        self.all.with_events(|events| {
+            let last = events.iter().rev().take(events_max).take_while(|event| event.rv > rv);
+            let mut previous = last.filter_map(|event| event.previous.as_ref());
+            previous.find(|previous| previous.rv == rv && previous.key == *key).cloned()
         })
     }
 

@@ -1,4 +1,4 @@
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
@@ -46,7 +46,7 @@ pub(super) struct SharedFeedCache {
 #[derive(Debug, Default)]
 pub(super) struct AtomicFeedProgress {
     pub(super) rv: AtomicU64,
-    pub(super) bookmarks: AtomicU64,
+    pub(super) bookmarks: AtomicU32,
 }
 
 /// Progress of a feed.
@@ -55,7 +55,7 @@ pub struct FeedProgress {
     /// The version up to which everything has been applied.
     pub rv: ResourceVersion,
     /// The number of bookmarks that the feed has received.
-    pub bookmarks: u64,
+    pub bookmarks: u32,
 }
 
 impl SharedFeedCache {

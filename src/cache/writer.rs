@@ -152,7 +152,7 @@ impl CacheWriter {
         self.publish(|progress| {
             progress.rv = rv;
             if announce {
-                progress.bookmarks += 1;
+                progress.bookmarks = progress.bookmarks.wrapping_add(1);
             }
         });
         if announce {

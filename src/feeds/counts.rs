@@ -18,6 +18,9 @@ pub struct FeedTrafficCounts {
     pub bytes: AtomicU64,
     pub bookmarks: AtomicU64,
     pub duplicates: AtomicU64,
+    /// The bytes that were received as differences, and those of the events that they stand for.
+    pub delta_bytes: AtomicU64,
+    pub delta_plain_bytes: AtomicU64,
     /// The number of watches that are open now.
     pub watches: AtomicU64,
     /// The counts of rare events by metric, in output order.

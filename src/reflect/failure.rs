@@ -5,7 +5,7 @@ mod tests;
 
 use crate::cache::{FeedEndReason, OutOfOrderChange};
 use crate::upstream::UpstreamError;
-use crate::wire::WireError;
+use crate::wire::{DeltaError, WireError};
 
 use super::stream::WatchStreamEnd;
 
@@ -38,6 +38,8 @@ pub(super) enum ReflectorFailureKind {
     Refused,
     OverBudget,
     Unreadable,
+    /// A difference between proxies cannot be applied. The next stream has whole events.
+    Delta(DeltaError),
 }
 
 /// Converts an error into the failure that either ends the feed or leads to a retry.
@@ -63,7 +65,7 @@ pub(super) fn classify(error: UpstreamError) -> ReflectorStepError {
         UpstreamError::OverBudget => ReflectorStepError::FeedTerminated(FeedEndReason::OverBudget),
         // The path to upstream failed, or the error cannot occur for a feed. A truncated response is retried; one that
         // cannot be decoded would fail again.
-        UpstreamError::Wire(WireError::Truncated)
+        UpstreamError::Wire(WireError::Truncated | WireError::Delta(_))
         | UpstreamError::Unreachable(_)
         | UpstreamError::ConnectionLost(_)
         | UpstreamError::Timeout(_)
@@ -132,6 +134,7 @@ impl ReflectorFailureKind {
             UpstreamError::Credentials(_) => Self::Credentials,
             UpstreamError::Refused(_) | UpstreamError::Unsendable(_) => Self::Refused,
             UpstreamError::OverBudget => Self::OverBudget,
+            UpstreamError::Wire(WireError::Delta(error)) => Self::Delta(*error),
             UpstreamError::InvalidRequest(_)
             | UpstreamError::OtherDocument(_)
             | UpstreamError::OtherRepresentation { .. }
@@ -167,6 +170,7 @@ impl ReflectorFailureKind {
             Self::Refused => (false, "refused"),
             Self::OverBudget => (false, "over_budget"),
             Self::Unreadable => (false, "unreadable"),
+            Self::Delta(error) => (true, error.as_str()),
         }
     }
 }

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use crate::cache::{FeedSnapshot, OverMemoryBudget, SnapshotStaging};
 use crate::feeds::FeedSpec;
 use crate::upstream::{UpstreamError, UpstreamRequestCause, UpstreamRequestKind, UpstreamServer};
-use crate::wire::{BookmarkTemplate, ListPage, ObjectRevision};
+use crate::wire::{BookmarkTemplate, ListPage, ObjectRevision, is_delta};
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 use super::failure::refuses_watch_list;
@@ -100,7 +100,7 @@ impl UpstreamLister<'_> {
     /// Streams the most recent state (KEP-3157): one request is both the list and the watch after it.
     async fn watch_list(&self) -> Result<FeedInitialState, WatchStreamEnd> {
         let query = "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
-        let mut stream = self.upstream.watch(self.cause, &self.spec.key.url(query)).await?;
+        let mut stream = self.upstream.open(self.cause, &self.spec.key.url(query), Some(ResourceVersion(0))).await?;
         let mut staged = self.stage();
         loop {
             match stream.next(&self.upstream.reader).await? {
@@ -232,7 +232,8 @@ impl UpstreamLister<'_> {
     /// list with its events even when upstream's window is shorter than a list takes.
     async fn list_with_open_watch(&self) -> Result<FeedInitialState, WatchStreamEnd> {
         let from = self.position(None).await?.at;
-        let mut stream = self.watch_from(from).await?;
+        // The items are read before the objects that they may refer to.
+        let mut stream = self.watch_from(from, None).await?;
         let (mut ahead, mut bytes) = (VecDeque::new(), 0);
         let mut listing = pin!(self.list(RequestedListVersion::Current));
         let listed = loop {
@@ -261,19 +262,27 @@ impl UpstreamLister<'_> {
     /// Opens the watch that continues from `at`. Returns `None` if upstream no longer has the changes after it, which
     /// it reports at once in the stream.
     pub(super) async fn open_watch_if_available(&self, at: ResourceVersion) -> Option<UpstreamWatchStream> {
-        let mut stream = self.watch_from(at).await.ok()?;
-        match timeout(GONE_RESPONSE_WAIT, stream.next(&self.upstream.reader)).await {
+        let mut stream = self.watch_from(at, Some(at)).await.ok()?;
+        match timeout(GONE_RESPONSE_WAIT, stream.peek_frame()).await {
             // Silence: nothing has changed since that version.
             Err(_) => Some(stream),
             Ok(Err(_)) => None,
-            Ok(Ok(item)) => Some(stream.preceded_by(VecDeque::from([item]))),
+            Ok(Ok(frame)) if is_delta(&frame) => Some(stream),
+            Ok(Ok(_)) => {
+                let item = stream.next(&self.upstream.reader).await.ok()?;
+                Some(stream.preceded_by(VecDeque::from([item])))
+            }
         }
     }
 
     /// Opens the watch that continues from version `at`.
-    async fn watch_from(&self, at: ResourceVersion) -> Result<UpstreamWatchStream, UpstreamError> {
+    async fn watch_from(
+        &self,
+        at: ResourceVersion,
+        deltas_after: Option<ResourceVersion>,
+    ) -> Result<UpstreamWatchStream, UpstreamError> {
         let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={at}");
-        self.upstream.watch(UpstreamRequestCause::Watch, &self.spec.key.url(&query)).await
+        self.upstream.open(UpstreamRequestCause::Watch, &self.spec.key.url(&query), deltas_after).await
     }
 
     /// Reads one object exactly as it was at `rv`; `None` if it did not exist.
@@ -328,7 +337,7 @@ impl UpstreamLister<'_> {
     ) -> Result<(ListPage, UpstreamServer, bool), UpstreamError> {
         let client = &self.upstream.client;
         let response =
-            send_request(client, self.cause, UpstreamRequestKind::Short, path, self.spec.key.encoding).await?;
+            send_request(client, self.cause, UpstreamRequestKind::Short, path, self.spec.key.encoding, None).await?;
         let (server, is_from_memory) = (response.body().server().clone(), response.body().is_from_memory());
         let reading = client.read_while(response, |len| staged.page_grows_to(len).map_err(over_budget));
         // Asks the server for its release while its connection is certainly open. If that fails, code that needs the

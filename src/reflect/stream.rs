@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -6,12 +7,16 @@ use http::Response;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
+use super::delta_bases::{DeltaBases, FRAME_BYTES_MAX};
 use super::feed_client::FeedTaskContext;
 use crate::cache::ObjectChange;
 use crate::upstream::{
-    UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind, UpstreamResponseBody, UpstreamServer,
+    DELTAS, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind, UpstreamResponseBody,
+    UpstreamServer,
 };
-use crate::wire::{FeedEncoding, FrameSplitter, ObjectReader, ObjectRevision, TABLE_ACCEPT, WatchItem, WireError};
+use crate::wire::{
+    FeedEncoding, FrameSplitter, ObjectReader, ObjectRevision, TABLE_ACCEPT, WatchItem, WireError, is_delta,
+};
 use kubeapi::ResourceVersion;
 
 /// One open upstream watch. It reads bytes and returns decoded items.
@@ -19,8 +24,12 @@ use kubeapi::ResourceVersion;
 pub(super) struct UpstreamWatchStream {
     body: UpstreamResponseBody,
     splitter: FrameSplitter,
+    /// The bases of differences, if the server sends any.
+    deltas: Option<Box<DeltaBases>>,
     /// Items that were read before the stream was passed on.
     ahead: VecDeque<StreamItem>,
+    /// The next frame, if [`peek_frame`](Self::peek_frame) has read it.
+    peeked: Option<Bytes>,
     /// The time at which the last item was received. It is a field because a read may be cancelled at any time.
     last_item: Instant,
 }
@@ -65,8 +74,6 @@ impl WatchStreamEnd {
 /// The maximum time without an item. The apiserver sends a bookmark every minute, so a minute and a half of silence
 /// indicates a dead connection.
 const SILENCE_MAX: Duration = Duration::from_secs(90);
-/// The maximum size of a watch frame in bytes: many times etcd's limit for an object (R-UPSTREAM-7).
-const FRAME_BYTES_MAX: usize = 16 << 20;
 /// The maximum size of the changes that are collected until a bookmark, in bytes. Above it, a relist is cheaper.
 const CAUGHT_UP_BYTES_MAX: usize = 64 << 20;
 
@@ -78,13 +85,30 @@ impl FeedTaskContext {
         cause: UpstreamRequestCause,
         path: &str,
     ) -> Result<UpstreamWatchStream, UpstreamError> {
+        self.open(cause, path, None).await
+    }
+
+    /// Opens a watch like [`watch`](Self::watch). If `deltas_after` is the version of a state, a proxy may send later
+    /// events as differences to it. Before the caller reads them, the feed must have that state, and the caller calls
+    /// [`index_deltas`](UpstreamWatchStream::index_deltas).
+    pub(super) async fn open(
+        &self,
+        cause: UpstreamRequestCause,
+        path: &str,
+        deltas_after: Option<ResourceVersion>,
+    ) -> Result<UpstreamWatchStream, UpstreamError> {
         let key = &self.feed.spec.key;
         let cause = cause.of(&key.gvr);
-        let response = send_request(&self.client, cause, UpstreamRequestKind::Watch, path, key.encoding).await?;
+        let kind = UpstreamRequestKind::Watch;
+        let response = send_request(&self.client, cause, kind, path, key.encoding, deltas_after).await?;
+        let has_deltas = deltas_after.is_some() && response.headers().contains_key(DELTAS);
+        let splitter = FrameSplitter::new(key.encoding, FRAME_BYTES_MAX);
         Ok(UpstreamWatchStream {
             body: response.into_body(),
-            splitter: FrameSplitter::new(key.encoding, FRAME_BYTES_MAX),
+            splitter: if has_deltas { splitter.with_deltas() } else { splitter },
+            deltas: has_deltas.then(|| Box::new(DeltaBases::new(self))),
             ahead: VecDeque::new(),
+            peeked: None,
             last_item: Instant::now(),
         })
     }
@@ -111,22 +135,39 @@ impl UpstreamWatchStream {
         Self { ahead, ..self }
     }
 
+    /// Indexes the feed's objects, if the server sends differences to them.
+    pub(super) async fn index_deltas(&mut self) {
+        if let Some(deltas) = &mut self.deltas {
+            deltas.index().await;
+        }
+    }
+
     /// Returns the next item of the watch. Cancel-safe: bytes that were read stay in the splitter.
     pub(super) async fn next(&mut self, reader: &ObjectReader) -> Result<StreamItem, WatchStreamEnd> {
+        let item = match self.ahead.pop_front() {
+            Some(item) => item,
+            None => {
+                let frame = self.next_frame().await?;
+                self.decoded(reader, frame)?
+            }
+        };
+        self.last_item = Instant::now();
+        Ok(item)
+    }
+
+    /// Reads the first frame ahead. It may be a difference to an object that is not indexed yet.
+    pub(super) async fn peek_frame(&mut self) -> Result<Bytes, WatchStreamEnd> {
+        let frame = self.next_frame().await?;
+        self.peeked = Some(frame.clone());
+        Ok(frame)
+    }
+
+    async fn next_frame(&mut self) -> Result<Bytes, WatchStreamEnd> {
         let deadline = self.last_item + SILENCE_MAX;
         loop {
-            let item = match self.ahead.pop_front() {
-                None => self
-                    .splitter
-                    .next_frame()
-                    .map_err(UpstreamError::Wire)?
-                    .map(|frame| decoded(reader, frame))
-                    .transpose()?,
-                ahead => ahead,
-            };
-            if let Some(item) = item {
-                self.last_item = Instant::now();
-                return Ok(item);
+            let ready = self.peeked.take().map_or_else(|| self.splitter.next_frame(), |frame| Ok(Some(frame)));
+            if let Some(frame) = ready.map_err(UpstreamError::Wire)? {
+                return Ok(frame);
             }
             let frame = timeout_at(deadline, self.body.frame()).await.map_err(|_| WatchStreamEnd::IdleTimeout)?;
             match frame {
@@ -142,6 +183,16 @@ impl UpstreamWatchStream {
                 }
             }
         }
+    }
+
+    fn decoded(&mut self, reader: &ObjectReader, frame: Bytes) -> Result<StreamItem, UpstreamError> {
+        let Some(deltas) = &mut self.deltas else { return decoded(reader, frame) };
+        let frame = if is_delta(&frame) { deltas.frame(&frame).map_err(WireError::from)? } else { frame };
+        let item = decoded(reader, frame)?;
+        if let StreamItem::Change { change, .. } = &item {
+            deltas.record(change);
+        }
+        Ok(item)
     }
 
     /// Reads until a bookmark shows up to which version the changes are complete. Returns the changes and that version.
@@ -186,16 +237,16 @@ pub(super) async fn send_request(
     question: UpstreamRequestKind,
     path_and_query: &str,
     encoding: FeedEncoding,
+    deltas_after: Option<ResourceVersion>,
 ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
-    let response = match encoding {
-        FeedEncoding::Json | FeedEncoding::Protobuf => {
-            client.open(cause, question, path_and_query, accept(encoding)).await?
-        }
-        FeedEncoding::Table => {
-            let mark = if path_and_query.contains('?') { '&' } else { '?' };
-            let path_and_query = format!("{path_and_query}{mark}includeObject=Object");
-            client.open(cause, question, &path_and_query, accept(encoding)).await?
-        }
+    let mark = if path_and_query.contains('?') { '&' } else { '?' };
+    let path = match encoding {
+        FeedEncoding::Json | FeedEncoding::Protobuf => Cow::Borrowed(path_and_query),
+        FeedEncoding::Table => Cow::Owned(format!("{path_and_query}{mark}includeObject=Object")),
+    };
+    let response = match deltas_after {
+        Some(rv) => client.open_with_deltas(cause, &path, accept(encoding), rv).await?,
+        None => client.open(cause, question, &path, accept(encoding)).await?,
     };
     let answered = crate::upstream::encoding_of(&response);
     if answered != Some(encoding.byte_encoding()) {

@@ -15,13 +15,13 @@ use super::retryable_request::{CountedRequest, UpstreamBody};
 use super::strict_transport::HstsHeader;
 use super::transport::{UpstreamCredentialChanges, UpstreamTransport, UpstreamTransports};
 use super::{
-    BODY_BYTES_MAX, CAUSE, CredentialError, CredentialSource, HOPS, UpstreamCostTotals, UpstreamError,
+    BODY_BYTES_MAX, CAUSE, CredentialError, CredentialSource, DELTAS, HOPS, UpstreamCostTotals, UpstreamError,
     UpstreamRequestCause, UpstreamServer,
 };
 use crate::net::CertificateValidity;
 use crate::wire::FeedEncoding;
 use base::BackgroundTasks;
-use kubeapi::Status;
+use kubeapi::{ResourceVersion, Status};
 use tokio::sync::watch;
 
 /// A client of upstream with the proxy's own credentials. Clones share the connections.
@@ -174,6 +174,18 @@ impl UpstreamClient {
         accept: &str,
     ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
         self.send_request(cause, ConnectionTarget::Any(kind), path_and_query, get(accept), Bytes::new()).await
+    }
+
+    /// Opens a watch like [`open`](Self::open). A proxy may send events after `rv` as [differences](DELTAS).
+    pub async fn open_with_deltas(
+        &self,
+        cause: UpstreamRequestCause,
+        path_and_query: &str,
+        accept: &str,
+        rv: ResourceVersion,
+    ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
+        let via = ConnectionTarget::Any(UpstreamRequestKind::Watch);
+        self.send_request(cause, via, path_and_query, get(accept).header(DELTAS, rv.0), Bytes::new()).await
     }
 
     /// Sends a review for a downstream proxy and reads the response. `hops` names the proxies below and this proxy.

@@ -17,7 +17,7 @@ pub(super) struct World {
     pub(super) reader: CacheReader,
     pub(super) followers: Vec<Option<Follower>>,
     /// Number of upstream bookmarks.
-    bookmarks: u64,
+    bookmarks: u32,
     /// Content is never repeated, so that stale content is detected.
     notes: u32,
     /// Whether sizes are compared after every step.

@@ -6,12 +6,13 @@ use super::*;
 use crate::cache::CacheConfig;
 use crate::feeds::{Feed, FeedHandle, FeedRegistry, FeedStartRequest};
 use crate::reflect::body_encoder_tracker::BodyEncoderTracker;
+use crate::reflect::delta_bases::DeltaBases;
 use crate::reflect::reflector_findings::ObjectDivergence;
 use crate::reflect::stream::{StreamItem, decoded};
 use crate::reflect::tests::{seconds, spec};
 use crate::upstream::{UpstreamClient, UpstreamError};
-use crate::wire::ObjectReader;
-use kubeapi::{ObjectKey, Status};
+use crate::wire::{DeltaError, ObjectReader, delta};
+use kubeapi::{EventType, ObjectKey, Status};
 
 /// A reflector without a stream: the test passes the items in directly. Upstream is unreachable.
 struct Hands {
@@ -331,5 +332,32 @@ fn early_wakeups_in_a_row_shorten_backoff_less_each_time() {
     for (early_wakeups, longest) in [(1, 1.0), (2, 2.0), (3, 4.0), (4, 8.0), (5, 16.0), (6, 30.0), (u32::MAX, 30.0)] {
         let least = least_pause(early_wakeups).as_secs_f64();
         assert!((longest * 0.8..=longest).contains(&least), "{early_wakeups}: {least}");
+    }
+}
+
+/// A proof may bring changes before the stream does. The stream's differences refer to the versions in between.
+#[tokio::test(start_paused = true)]
+async fn difference_finds_its_base_in_a_feed_that_is_ahead() {
+    let mut hands = hands();
+    hands.reported("a", 11, 10);
+    let mut bases = DeltaBases::new(&hands.reflector.upstream);
+    bases.index().await;
+    let change = |hands: &Hands, rv| match hands.pod("MODIFIED", "a", rv) {
+        Ok(StreamItem::Change { change, .. }) => change,
+        other => panic!("{other:?}"),
+    };
+    let frame = |hands: &Hands, rv| change(hands, rv).frame.expect("it was read from one");
+    for rv in [12, 13] {
+        let ahead = hands.pod("MODIFIED", "a", rv);
+        assert!(matches!(hands.take(ahead, rv - 1), Ok(reached) if reached == rv));
+    }
+    let difference = |hands: &Hands, from, to| {
+        delta(EventType::Modified, Some((ResourceVersion(from), &frame(hands, from))), &frame(hands, to))
+    };
+    for (from, to) in [(11, 12), (12, 13), (13, 14)] {
+        assert_eq!(bases.frame(&difference(&hands, from, to)), Ok(frame(&hands, to)));
+        bases.record(&change(&hands, to));
+        // The base is no longer the stream's version of the object.
+        assert_eq!(bases.frame(&difference(&hands, from, to)), Err(DeltaError::UnknownBase));
     }
 }

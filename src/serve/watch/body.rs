@@ -34,6 +34,15 @@ pub(crate) struct WatchBody {
     _record: Option<Arc<AuditRecord>>,
 }
 
+/// The form of the bytes of a watch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WatchBodyForm {
+    pub(crate) encoding: FeedEncoding,
+    pub(crate) is_gzip: bool,
+    /// Whether events may be differences, which only proxies read.
+    pub(crate) has_deltas: bool,
+}
+
 /// The additional state of a watch over HTTP/1.1.
 #[derive(Debug)]
 struct ChunkedWatchState {
@@ -70,12 +79,11 @@ impl WatchBody {
         session: WatchSession,
         record: Option<Arc<AuditRecord>>,
         transport: WatchTransport,
-        encoding: FeedEncoding,
+        form: WatchBodyForm,
         gzip: Option<ScanBudget>,
     ) -> Self {
-        let chunked = || {
-            Box::new(ChunkedWatchState { flag: RecordingWaker::new_woken(), events: EventChunkSplitter::new(encoding) })
-        };
+        let chunked =
+            || Box::new(ChunkedWatchState { flag: RecordingWaker::new_woken(), events: EventChunkSplitter::new(form) });
         Self {
             _watchdog: session.watchdog().clone(),
             chunked: (transport != WatchTransport::Http2).then(chunked),
@@ -198,7 +206,7 @@ fn joined(batch: &mut Vec<Bytes>) -> Bytes {
 /// chunks.
 #[derive(Debug)]
 struct EventChunkSplitter {
-    encoding: FeedEncoding,
+    form: WatchBodyForm,
     /// The unsent pieces of the current batch. An idle watch keeps no allocation.
     pieces: VecDeque<Bytes>,
     /// The number of bytes of the current event that later pieces contain, for protobuf.
@@ -209,8 +217,8 @@ struct EventChunkSplitter {
 const PREFIX_BYTES: usize = 4;
 
 impl EventChunkSplitter {
-    fn new(encoding: FeedEncoding) -> Self {
-        Self { encoding, pieces: VecDeque::new(), left: 0 }
+    fn new(form: WatchBodyForm) -> Self {
+        Self { form, pieces: VecDeque::new(), left: 0 }
     }
 
     /// Returns the next event of the batch, or the next part of one.
@@ -240,7 +248,9 @@ impl EventChunkSplitter {
 
     /// Splits the first event, or the available part of it, off a piece.
     fn split(&mut self, piece: &mut Bytes) -> Bytes {
-        let end = match self.encoding {
+        let end = match self.form.encoding {
+            // A proxy does not read chunk by chunk.
+            _ if self.form.has_deltas => piece.len(),
             FeedEncoding::Json | FeedEncoding::Table => memchr(b'\n', piece).map_or(piece.len(), |at| at + 1),
             FeedEncoding::Protobuf => {
                 if self.left == 0 {
@@ -271,7 +281,7 @@ mod tests {
 
     /// Returns the chunks for batches of pieces.
     fn chunks(encoding: FeedEncoding, batches: &[&[&'static [u8]]]) -> Vec<Bytes> {
-        let mut events = EventChunkSplitter::new(encoding);
+        let mut events = EventChunkSplitter::new(WatchBodyForm { encoding, is_gzip: false, has_deltas: false });
         let mut chunks = Vec::new();
         for batch in batches {
             chunks.push(events.first_of(&mut batch.iter().copied().map(Bytes::from_static).collect()));

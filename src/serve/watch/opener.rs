@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Response;
-use http::header::USER_AGENT;
+use http::header::{HeaderValue, USER_AGENT};
 
-use super::body::WatchBody;
+use super::body::{WatchBody, WatchBodyForm};
 use super::session::{WatchOptions, WatchSession, WatchTimers};
 use super::websocket;
 use crate::auth::ReadPermission;
@@ -21,11 +21,12 @@ use crate::serve::read::{
     ScanScheduler, too_expensive,
 };
 use crate::serve::response::{ResponseBody, gzipped, too_many};
-use crate::serve::route::{ForwardReason, RoutedWatch};
-use crate::upstream::{ResourceCatalog, UpstreamClient, UpstreamResource};
+use crate::serve::route::{ForwardReason, RoutedWatch, SensitiveKind};
+use crate::serve::serve_config::WatchCompression;
+use crate::upstream::{DELTAS, ResourceCatalog, UpstreamClient, UpstreamResource};
 use crate::wire::{FeedEncoding, ObjectRevision, Representation};
 use base::{AbortSignal, BackgroundTasks};
-use kubeapi::{Status, WatchStart, WatchTimeout};
+use kubeapi::{ResourceVersion, Status, WatchStart, WatchTimeout};
 
 const WATCH_RETRY_SECONDS: u32 = 5;
 /// The maximum time that a watch from before the history waits. After that, the client receives the error that it would
@@ -116,7 +117,10 @@ impl WatchOpener {
         };
         // A new feed does not know it yet.
         let release = source.feed.renderings.release().or_else(|| self.catalog.minor());
-        let mut session = self.session(request, &permission, &read, source, cursor, permit);
+        let compresses = self.sources.config.get().compress_watches;
+        let deltas_after = deltas_after(request, resource, &read)
+            .filter(|_| compresses != WatchCompression::Never && permission.namespaces().is_none() && !is_websocket);
+        let mut session = self.session(request, &permission, &read, source, (cursor, deltas_after), permit);
         match (permission.namespaces(), snapshot, row) {
             (Some(part), snapshot, row) => {
                 session.show_part(part.clone(), namespaces, snapshot);
@@ -130,9 +134,10 @@ impl WatchOpener {
         if let Some((status, end)) = error {
             session.end_with(&status, end);
         }
-        let compresses = self.sources.config.get().compress_watches;
         let is_gzip = request.context.gzip && compresses.applies_to(read.start.ends_with_bookmark(), release);
-        Ok(self.respond(request, session, (read.representation.encoding(), is_gzip), upgrade))
+        let form =
+            WatchBodyForm { encoding: read.representation.encoding(), is_gzip, has_deltas: deltas_after.is_some() };
+        Ok(self.respond(request, session, form, upgrade))
     }
 
     /// Returns the namespaces that a watch starts with, if it is a partial view.
@@ -160,7 +165,7 @@ impl WatchOpener {
         permission: &ReadPermission,
         read: &RoutedWatch,
         source: FeedWithRenderer,
-        cursor: FeedCursor,
+        (cursor, deltas_after): (FeedCursor, Option<ResourceVersion>),
         permit: ConcurrencyPermit,
     ) -> WatchSession {
         let key = &source.feed.spec.key;
@@ -175,6 +180,7 @@ impl WatchOpener {
             timeout_seconds: read.timeout_seconds,
             duration_min: self.sources.config.get().watch_min,
             by_proxy: request.context.by_proxy,
+            deltas_after,
         };
         // An upgraded connection belongs to the watch alone.
         let is_alone = transport == WatchTransport::WebSocket;
@@ -190,17 +196,20 @@ impl WatchOpener {
         &self,
         request: &mut ReadRequest,
         session: WatchSession,
-        (encoding, is_gzip): (FeedEncoding, bool),
+        form: WatchBodyForm,
         upgrade: Option<Response<ResponseBody>>,
     ) -> Response<ResponseBody> {
         let record = request.context.record.clone();
         let Some(mut response) = upgrade else {
             // Read after the session was created. If the writer changes in between, the watch ends.
             let feed_status = session.feed_status();
-            let gzip = is_gzip.then(|| self.scans.budget(request, false));
-            let body = ResponseBody::watch(WatchBody::new(session, record, transport(request), encoding, gzip));
-            let response = request.context.served(encoding, true, feed_status, body);
-            return if is_gzip { gzipped(response) } else { response };
+            let gzip = form.is_gzip.then(|| self.scans.budget(request, false));
+            let body = ResponseBody::watch(WatchBody::new(session, record, transport(request), form, gzip));
+            let mut response = request.context.served(form.encoding, true, feed_status, body);
+            if form.has_deltas {
+                response.headers_mut().insert(DELTAS, HeaderValue::from_static("true"));
+            }
+            return if form.is_gzip { gzipped(response) } else { response };
         };
         response.extensions_mut().insert(ServedLocally {
             is_from_cache: true,
@@ -208,7 +217,7 @@ impl WatchOpener {
             ..ServedLocally::default()
         });
         let reading = self.scans.budget(request, true);
-        let running = websocket::run(hyper::upgrade::on(&mut request.http), encoding, session, reading);
+        let running = websocket::run(hyper::upgrade::on(&mut request.http), form.encoding, session, reading);
         self.tasks.spawn("websocket", async move {
             running.await;
             drop(record);
@@ -264,6 +273,16 @@ impl FeedResolver {
             Ok(opened)
         }
     }
+}
+
+/// Returns the version after which a downstream proxy reads events as differences. Events of Secrets are sent whole,
+/// because the length of a difference would show to the network how alike two versions are. The first event of a Table
+/// is not what the proxy caches.
+fn deltas_after(request: &ReadRequest, resource: &UpstreamResource, read: &RoutedWatch) -> Option<ResourceVersion> {
+    let after = request.http.headers().get(DELTAS).filter(|_| request.context.by_proxy)?.to_str().ok()?;
+    let is_object = matches!(read.representation, Representation::Object(_));
+    let is_secret = SensitiveKind::of(&resource.gvr) == Some(SensitiveKind::Secrets);
+    after.parse().ok().map(ResourceVersion).filter(|_| is_object && !is_secret)
 }
 
 fn transport(request: &ReadRequest) -> WatchTransport {

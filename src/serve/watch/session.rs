@@ -86,7 +86,7 @@ struct WatchSessionContext {
     /// versions.
     last_sent_rv: ResourceVersion,
     /// The number of upstream bookmarks that the session has observed.
-    seen_bookmarks: u64,
+    seen_bookmarks: u32,
     timers: WatchTimers,
     /// Whether no frames will come until the waker is woken.
     is_parked: bool,
@@ -110,6 +110,8 @@ pub(crate) struct WatchOptions {
     pub(crate) duration_min: Duration,
     /// Whether the client is a downstream proxy, which caches the events.
     pub(crate) by_proxy: bool,
+    /// The version after which events are sent as differences.
+    pub(crate) deltas_after: Option<ResourceVersion>,
 }
 
 /// The outcome of a step: how many frames it has put, and the next state. If it is pending, nothing was put, and the
@@ -130,7 +132,7 @@ impl WatchSession {
         let FeedWithRenderer { feed, renderer } = source;
         let is_table = matches!(renderer.representation(), Representation::Table(_));
         let columns = is_table.then(|| feed.columns.clone());
-        let cursor = cursor.rendered_by(renderer);
+        let cursor = cursor.rendered_by(renderer).with_deltas_after(options.deltas_after);
         let cursor = if options.by_proxy { cursor.mark_as_proxy() } else { cursor };
         let common = WatchSessionContext {
             partial: None,

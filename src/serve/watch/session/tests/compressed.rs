@@ -2,12 +2,15 @@ use std::task::{Context, Poll, Waker};
 
 use flate2::{Decompress, FlushDecompress};
 
-use super::fixture::{Client, Stage, TERMS, pass_ms};
+use super::fixture::{Client, ROOM, Stage, TERMS, pass_ms};
+use crate::cache::CacheConfig;
 use crate::listing::{CallerCpuSlices, ScanBudget};
 use crate::serve::activity::WatchTransport;
 use crate::serve::response::WatchFrameSource as _;
-use crate::serve::watch::body::WatchBody;
-use crate::wire::FeedEncoding;
+use crate::serve::watch::body::{WatchBody, WatchBodyForm};
+use crate::serve::watch::session::WatchOptions;
+use crate::wire::{FeedEncoding, is_delta};
+use kubeapi::ResourceVersion;
 
 /// Polls the body as HTTP/2 does after a wake-up: until it is pending or parked.
 fn sent(body: &mut WatchBody, bytes: &mut Vec<u8>) {
@@ -19,6 +22,35 @@ fn sent(body: &mut WatchBody, bytes: &mut Vec<u8>) {
     }
 }
 
+/// A proxy that is far behind has the differences made in slices. Another one then finds them made.
+#[tokio::test(start_paused = true)]
+async fn differences_are_made_in_slices_and_once_for_all_proxies() {
+    const EVENTS: usize = 1_000;
+    let mut stage = Stage::new(CacheConfig::default(), &[("pod", "x", 10)]);
+    (1..=EVENTS as u64).for_each(|event| stage.put("pod", "x", 10 + event));
+    let options = WatchOptions { by_proxy: true, deltas_after: Some(ResourceVersion(10)), ..TERMS };
+    let available = |client: &mut Client| {
+        let pieces = std::iter::from_fn(|| Some(client.pieces(ROOM)).filter(|pieces| !pieces.is_empty())).flatten();
+        pieces.inspect(|piece| assert!(is_delta(piece))).count()
+    };
+    let (mut first, mut second) = (stage.watch_after(10, options), stage.watch_after(10, options));
+    let slice = stage.take_slice();
+    let mut made = available(&mut first);
+    assert!((1..50).contains(&made), "the free budget is enough for {made} events");
+    pass_ms(64).await;
+    assert_eq!(available(&mut first), 0);
+    drop(slice);
+    while made < EVENTS {
+        pass_ms(64).await;
+        let more = available(&mut first);
+        assert!(more > 0, "{made} events");
+        made += more;
+    }
+    pass_ms(64).await;
+    let _slice = stage.take_slice();
+    assert_eq!((made, available(&mut second)), (EVENTS, EVENTS));
+}
+
 /// An event that arrives while earlier ones wait for CPU time uses up the session's waker.
 #[tokio::test(start_paused = true)]
 async fn event_that_arrives_during_compression_follows_without_another_wake_up() {
@@ -28,7 +60,8 @@ async fn event_that_arrives_during_compression_follows_without_another_wake_up()
     let slices = CallerCpuSlices::new(1);
     let others = slices.take(&None).expect("no slice is taken");
     let budget = ScanBudget::new(slices, None, false);
-    let mut body = WatchBody::new(session, None, WatchTransport::Http2, FeedEncoding::Json, Some(budget));
+    let form = WatchBodyForm { encoding: FeedEncoding::Json, is_gzip: true, has_deltas: false };
+    let mut body = WatchBody::new(session, None, WatchTransport::Http2, form, Some(budget));
     let mut bytes = Vec::new();
     sent(&mut body, &mut bytes);
     (1..EVENTS).for_each(|event| stage.put(&format!("p{event}"), "x", 10 + event));

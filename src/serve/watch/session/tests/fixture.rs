@@ -77,6 +77,7 @@ pub(super) const TERMS: WatchOptions = WatchOptions {
     timeout_seconds: None,
     duration_min: Duration::from_secs(1800),
     by_proxy: false,
+    deltas_after: None,
 };
 
 /// A watch-list: the state, and a bookmark that marks its end.
