@@ -53,14 +53,21 @@ fn follow(mut watch: Watch, last: tokio::sync::watch::Receiver<u64>) -> JoinHand
 async fn write(plane: &Plane, maps: &str, writes: u64, halfway: impl AsyncFnOnce()) -> (HashMap<u64, Instant>, u64) {
     let (direct, mut beat) = (plane.direct(), interval(Duration::from_millis(1000 / RATE)));
     let (mut sent, mut last, mut halfway) = (HashMap::new(), 0, Some(halfway));
+    let mut created = String::new();
     for n in 0..writes {
         beat.tick().await;
         if n == writes / 2 {
             halfway.take().expect("once")().await;
         }
         let began = Instant::now();
-        let map = json!({"metadata": {"generateName": "m-"}, "data": {"n": n.to_string()}});
-        last = version_of(&direct.create(maps, map).await);
+        let data = json!({"n": n.to_string()});
+        let written = if n % 2 == 0 {
+            direct.create(maps, json!({"metadata": {"generateName": "m-"}, "data": data})).await
+        } else {
+            direct.patch(&format!("{maps}/{created}"), json!({"data": data})).await
+        };
+        last = version_of(&written);
+        created = written["metadata"]["name"].as_str().map(str::to_owned).expect("a name");
         sent.insert(last, began);
     }
     (sent, last)
@@ -147,6 +154,7 @@ async fn leaves_share_two_zones_and_resume_when_one_is_killed() {
     assert_all_are(&received, &direct);
     let tree = times(&received, &sent);
     log_line(&format!("{number} leaves behind two zones, a watch each: {tree}"));
+    assert_received_as_differences(&grove).await;
     let deliveries = received.iter().map(Vec::len).sum::<usize>();
     #[expect(clippy::cast_precision_loss, reason = "few")]
     let cpu_ms = (cpu_seconds() - cpu_before) * 1e3 / deliveries as f64;
@@ -171,6 +179,21 @@ async fn leaves_share_two_zones_and_resume_when_one_is_killed() {
         a_zone_is_killed(&bed, &maps, &grove, &leaves, writes).await;
     } else {
         verify_judges_it(&bed, (&grove, &maps), &leaves, Duration::from_secs(seconds)).await;
+    }
+}
+
+/// Checks that the leaves received protobuf events as differences, and that all of these could be applied.
+async fn assert_received_as_differences(grove: &Grove) {
+    for leaf in &grove.leaves {
+        let metrics = leaf.metrics().await;
+        let sum = |name: &str, label| metrics.sum(name, &[("resource", RESOURCE), label]);
+        let received = |what| sum(&format!("kube_fanout_upstream_delta_{what}_total"), ("form", "protobuf"));
+        let (bytes, plain) = (received("bytes"), received("plain_bytes"));
+        log_line(&format!("a leaf received {bytes} bytes as differences, for events of {plain} bytes"));
+        assert!(0 < bytes && bytes < plain);
+        for reason in ["delta_malformed", "delta_unknown_base", "delta_wrong_digest"] {
+            assert_eq!(sum("kube_fanout_upstream_failures_total", ("reason", reason)), 0, "{reason}");
+        }
     }
 }
 

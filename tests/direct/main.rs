@@ -89,6 +89,7 @@ mod tiers;
 mod tls;
 mod transactions;
 mod tree;
+mod tree_deltas;
 mod trial;
 mod trust;
 mod unread;

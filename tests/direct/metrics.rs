@@ -9,6 +9,7 @@ use serde_json::json;
 use crate::direct::{self, CONFIGMAPS, Client, Dir, Ended, PODS, Watch, configmap};
 use crate::monitoring;
 use crate::process::{Process, metric};
+use crate::tree_deltas;
 
 /// A metric, and a label that one of its lines must have.
 type Metric = (&'static str, &'static str);
@@ -391,7 +392,8 @@ fn documented_metrics_equal_tested_metrics() {
         .chain(&OF_ITS_LOSS)
         .chain(&OF_SEVERAL_SERVERS)
         .chain(&AT_A_CHANGED_CONFIGURATION)
-        .chain(&ZERO_AT_START);
+        .chain(&ZERO_AT_START)
+        .chain(&tree_deltas::METRICS);
     let moved: BTreeSet<_> = moved.map(|(name, _)| name.trim_end_matches("_count").to_owned()).collect();
     assert_eq!(documented, moved);
 }
