@@ -149,7 +149,8 @@ impl Default for Configuration {
 pub(super) struct ReadsSection {
     /// Callers whose forbidden lists and watches across namespaces are filtered
     pub(super) filter: ReadsFilterSection,
-    /// Watches to compress for clients that accept gzip; `watchLists`: as upstream, from 1.37
+    /// Watches to compress for clients that accept gzip; `watchLists`: as upstream, from 1.37. With `never`, proxies
+    /// get no differences
     #[schemars(
         with = "String",
         extend("enum" = ["watchLists", "all", "never"], "x-type" = "word", "x-bounds" = "`watchLists`, `all`, `never`")
