@@ -47,14 +47,16 @@ async fn duplicate_event_is_dropped() {
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
     let watches = watching(&up, &app, &history).await;
-    let opened = up.counts().watches_opened.of("pods");
+    // Without the proof of freshness that a resumed feed requests at its start, which may come late.
+    let streams = || up.counts().watches_opened.of("pods") - up.counts().watch_lists.of("pods");
+    let opened = streams();
     let mut last = 0;
     for _ in 0..10 {
         up.faults().only("pods").duplicate_event();
         last = up.churn(2).await;
         app.reached("pods", last).await;
     }
-    assert_eq!(up.counts().watches_opened.of("pods"), opened, "and it costs nothing");
+    assert_eq!(streams(), opened, "and it costs nothing");
     history.assert_delivered(&watches, last).await;
 }
 
