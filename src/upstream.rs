@@ -16,6 +16,7 @@ mod endpoints;
 mod error;
 mod forward;
 mod identity_headers;
+mod inflate;
 mod list_page;
 mod metrics;
 mod peer;
@@ -72,8 +73,12 @@ pub const HOPS: http::HeaderName = http::HeaderName::from_static("kube-fanout-ho
 /// clients do not have it.
 pub const CAUSE: http::HeaderName = http::HeaderName::from_static("kube-fanout-cause");
 /// The request header in which a proxy states of which version it has all objects, and that it reads later events as
-/// [differences](crate::wire::delta) to them. A response with the same header contains such differences.
+/// [differences](crate::wire::delta) to them. A response with the same header contains such differences. If its value is
+/// `gzip`, initial events come first, as one gzip member (RFC 1952).
 pub const DELTAS: http::HeaderName = http::HeaderName::from_static("kube-fanout-deltas-after");
+/// The request header in which a proxy states that it reads gzip. It is not `Accept-Encoding`, because only another proxy
+/// compresses a response once for all.
+pub const PROXY_ACCEPT_ENCODING: http::HeaderName = http::HeaderName::from_static("kube-fanout-accept-encoding");
 /// The response header in which a proxy names the apiserver build that encoded the bodies.
 pub const BUILD: http::HeaderName = http::HeaderName::from_static("kube-fanout-build");
 /// The response header that marks responses served from a proxy's memory.

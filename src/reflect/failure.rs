@@ -65,7 +65,7 @@ pub(super) fn classify(error: UpstreamError) -> ReflectorStepError {
         UpstreamError::OverBudget => ReflectorStepError::FeedTerminated(FeedEndReason::OverBudget),
         // The path to upstream failed, or the error cannot occur for a feed. A truncated response is retried; one that
         // cannot be decoded would fail again.
-        UpstreamError::Wire(WireError::Truncated | WireError::Delta(_))
+        UpstreamError::Wire(WireError::Truncated | WireError::Gzip | WireError::Delta(_))
         | UpstreamError::Unreachable(_)
         | UpstreamError::ConnectionLost(_)
         | UpstreamError::Timeout(_)

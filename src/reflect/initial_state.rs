@@ -336,8 +336,7 @@ impl UpstreamLister<'_> {
         staged: &mut SnapshotStaging,
     ) -> Result<(ListPage, UpstreamServer, bool), UpstreamError> {
         let client = &self.upstream.client;
-        let response =
-            send_request(client, self.cause, UpstreamRequestKind::Short, path, self.spec.key.encoding, None).await?;
+        let response = send_request(client, self.cause, UpstreamRequestKind::Short, path, &self.spec.key, None).await?;
         let (server, is_from_memory) = (response.body().server().clone(), response.body().is_from_memory());
         let reading = client.read_while(response, |len| staged.page_grows_to(len).map_err(over_budget));
         // Asks the server for its release while its connection is certainly open. If that fails, code that needs the

@@ -4,15 +4,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
-use http_body_util::BodyExt;
+use http::header::{ACCEPT, HeaderMap, HeaderValue};
 use tokio::time::{Instant, timeout_at};
 
 use super::delta_bases::{DeltaBases, FRAME_BYTES_MAX};
 use super::feed_client::FeedTaskContext;
 use crate::cache::ObjectChange;
+use crate::feeds::FeedKey;
 use crate::upstream::{
-    DELTAS, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind, UpstreamResponseBody,
-    UpstreamServer,
+    DELTAS, PROXY_ACCEPT_ENCODING, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind,
+    UpstreamResponseBody, UpstreamServer,
 };
 use crate::wire::{
     FeedEncoding, FrameSplitter, ObjectReader, ObjectRevision, TABLE_ACCEPT, WatchItem, WireError, is_delta,
@@ -100,7 +101,7 @@ impl FeedTaskContext {
         let key = &self.feed.spec.key;
         let cause = cause.of(&key.gvr);
         let kind = UpstreamRequestKind::Watch;
-        let response = send_request(&self.client, cause, kind, path, key.encoding, deltas_after).await?;
+        let response = send_request(&self.client, cause, kind, path, key, deltas_after).await?;
         let has_deltas = deltas_after.is_some() && response.headers().contains_key(DELTAS);
         let splitter = FrameSplitter::new(key.encoding, FRAME_BYTES_MAX);
         Ok(UpstreamWatchStream {
@@ -169,13 +170,9 @@ impl UpstreamWatchStream {
             if let Some(frame) = ready.map_err(UpstreamError::Wire)? {
                 return Ok(frame);
             }
-            let frame = timeout_at(deadline, self.body.frame()).await.map_err(|_| WatchStreamEnd::IdleTimeout)?;
-            match frame {
-                Some(frame) => {
-                    if let Ok(data) = frame.map_err(UpstreamError::ConnectionLost)?.into_data() {
-                        self.splitter.push(&data);
-                    }
-                }
+            let data = timeout_at(deadline, self.body.data()).await.map_err(|_| WatchStreamEnd::IdleTimeout)?;
+            match data? {
+                Some(data) => self.splitter.push(&data),
                 None => {
                     // An incomplete last frame is an error, and the watch resumes before it.
                     self.splitter.finish().map_err(UpstreamError::Wire)?;
@@ -234,25 +231,34 @@ pub(super) fn decoded(reader: &ObjectReader, frame: Bytes) -> Result<StreamItem,
 pub(super) async fn send_request(
     client: &UpstreamClient,
     cause: UpstreamRequestCause,
-    question: UpstreamRequestKind,
+    kind: UpstreamRequestKind,
     path_and_query: &str,
-    encoding: FeedEncoding,
+    key: &FeedKey,
     deltas_after: Option<ResourceVersion>,
 ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
+    let encoding = key.encoding;
     let mark = if path_and_query.contains('?') { '&' } else { '?' };
     let path = match encoding {
         FeedEncoding::Json | FeedEncoding::Protobuf => Cow::Borrowed(path_and_query),
         FeedEncoding::Table => Cow::Owned(format!("{path_and_query}{mark}includeObject=Object")),
     };
-    let response = match deltas_after {
-        Some(rv) => client.open_with_deltas(cause, &path, accept(encoding), rv).await?,
-        None => client.open(cause, question, &path, accept(encoding)).await?,
-    };
+    let response = client.open_compressed(cause, kind, &path, headers(key, kind, deltas_after)).await?;
     let answered = crate::upstream::encoding_of(&response);
     if answered != Some(encoding.byte_encoding()) {
         return Err(UpstreamError::OtherRepresentation { requested: encoding.as_str().to_owned(), answered });
     }
     Ok(response)
+}
+
+/// Returns the headers of a feed's request.
+fn headers(key: &FeedKey, kind: UpstreamRequestKind, deltas_after: Option<ResourceVersion>) -> HeaderMap {
+    let mut headers = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(accept(key.encoding)))]);
+    headers.extend(deltas_after.map(|rv| (DELTAS, rv.0.into())));
+    // The length of compressed Secrets would show to the network how alike they are.
+    if kind == UpstreamRequestKind::Short && !key.gvr.is_secrets() {
+        headers.insert(PROXY_ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+    }
+    headers
 }
 
 /// Returns the `Accept` header for a feed of this encoding. Protobuf is followed by JSON, so that a server without
@@ -262,5 +268,29 @@ fn accept(encoding: FeedEncoding) -> &'static str {
         FeedEncoding::Json => "application/json",
         FeedEncoding::Protobuf => "application/vnd.kubernetes.protobuf,application/json",
         FeedEncoding::Table => TABLE_ACCEPT,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::feeds::FeedScope;
+    use kubeapi::Gvr;
+
+    #[test]
+    fn lists_accept_gzip_from_proxies_alone_but_not_of_secrets() {
+        for (group, resource, kind, expected) in [
+            ("", "pods", UpstreamRequestKind::Short, true),
+            ("", "pods", UpstreamRequestKind::Watch, false),
+            ("", "secrets", UpstreamRequestKind::Short, false),
+            ("", "secrets", UpstreamRequestKind::Watch, false),
+            ("example.org", "secrets", UpstreamRequestKind::Short, true),
+        ] {
+            let gvr = Gvr::new(group, "v1", resource);
+            let key = FeedKey { gvr, scope: FeedScope::Cluster, encoding: FeedEncoding::Json };
+            let headers = headers(&key, kind, None);
+            assert_eq!(headers.contains_key(PROXY_ACCEPT_ENCODING), expected, "{key} {kind:?}");
+            assert!(!headers.contains_key(http::header::ACCEPT_ENCODING));
+        }
     }
 }

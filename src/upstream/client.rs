@@ -15,13 +15,13 @@ use super::retryable_request::{CountedRequest, UpstreamBody};
 use super::strict_transport::HstsHeader;
 use super::transport::{UpstreamCredentialChanges, UpstreamTransport, UpstreamTransports};
 use super::{
-    BODY_BYTES_MAX, CAUSE, CredentialError, CredentialSource, DELTAS, HOPS, UpstreamCostTotals, UpstreamError,
+    BODY_BYTES_MAX, CAUSE, CredentialError, CredentialSource, HOPS, UpstreamCostTotals, UpstreamError,
     UpstreamRequestCause, UpstreamServer,
 };
 use crate::net::CertificateValidity;
 use crate::wire::FeedEncoding;
 use base::BackgroundTasks;
-use kubeapi::{ResourceVersion, Status};
+use kubeapi::Status;
 use tokio::sync::watch;
 
 /// A client of upstream with the proxy's own credentials. Clones share the connections.
@@ -176,16 +176,19 @@ impl UpstreamClient {
         self.send_request(cause, ConnectionTarget::Any(kind), path_and_query, get(accept), Bytes::new()).await
     }
 
-    /// Opens a watch like [`open`](Self::open). A proxy may send events after `rv` as [differences](DELTAS).
-    pub async fn open_with_deltas(
+    /// Sends a GET like [`open`](Self::open), with more headers. A proxy may have compressed the response for them.
+    pub async fn open_compressed(
         &self,
         cause: UpstreamRequestCause,
+        kind: UpstreamRequestKind,
         path_and_query: &str,
-        accept: &str,
-        rv: ResourceVersion,
+        headers: HeaderMap,
     ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
-        let via = ConnectionTarget::Any(UpstreamRequestKind::Watch);
-        self.send_request(cause, via, path_and_query, get(accept).header(DELTAS, rv.0), Bytes::new()).await
+        let mut request = Request::builder();
+        request.headers_mut().into_iter().for_each(|to| to.clone_from(&headers));
+        let via = ConnectionTarget::Any(kind);
+        let response = self.send_request(cause, via, path_and_query, request, Bytes::new()).await?;
+        Ok(UpstreamResponseBody::inflated(response))
     }
 
     /// Sends a review for a downstream proxy and reads the response. `hops` names the proxies below and this proxy.
@@ -409,16 +412,14 @@ pub(super) async fn read_whole(
     mut goes_on: impl FnMut(usize) -> Result<(), UpstreamError>,
 ) -> Result<Bytes, UpstreamError> {
     let mut whole = BytesMut::new();
-    while let Some(frame) =
-        timeout(BODY_SILENCE_MAX, body.frame()).await.map_err(|_| UpstreamError::Timeout(BODY_SILENCE_MAX))?
+    while let Some(data) =
+        timeout(BODY_SILENCE_MAX, body.data()).await.map_err(|_| UpstreamError::Timeout(BODY_SILENCE_MAX))??
     {
-        if let Ok(data) = frame.map_err(UpstreamError::ConnectionLost)?.into_data() {
-            if whole.len() + data.len() > bytes_max {
-                return Err(UpstreamError::TooLarge(bytes_max));
-            }
-            whole.extend_from_slice(&data);
-            goes_on(whole.capacity())?;
+        if whole.len() + data.len() > bytes_max {
+            return Err(UpstreamError::TooLarge(bytes_max));
         }
+        whole.extend_from_slice(&data);
+        goes_on(whole.capacity())?;
     }
     Ok(whole.freeze())
 }

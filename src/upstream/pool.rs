@@ -13,7 +13,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::CONTENT_ENCODING;
 use http::{Response, StatusCode, Version};
+use http_body_util::BodyExt as _;
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
@@ -24,11 +26,12 @@ use parking_lot::Mutex;
 use super::cost::UpstreamCostCounter;
 use super::credentials::UpstreamCredentials;
 use super::dial::{UpstreamDialer, dialer};
+use super::inflate::GzipBody;
 use super::peer::{PeerConnector, UpstreamServer, UpstreamServerInfo};
 use super::retryable_request::{CountedRequest, RetryableRequest, UpstreamBody};
 use super::runtime::ConnectionRuntime;
 use super::stream_limit::AnnouncedStreamLimit;
-use super::{CredentialError, InMemoryUpstream, SERVED, ServerBuild, UpstreamError};
+use super::{CredentialError, DELTAS, InMemoryUpstream, SERVED, ServerBuild, UpstreamError};
 
 type PooledHttpClient = legacy::Client<PeerConnector<HttpsConnector<UpstreamDialer>>, UpstreamBody>;
 
@@ -269,6 +272,8 @@ pub struct UpstreamResponseBody {
     server: UpstreamServer,
     is_from_memory: bool,
     counter: UpstreamCostCounter,
+    /// The state of a compressed body that [`data`](Self::data) inflates.
+    gzip: Option<Box<GzipBody>>,
     _slot: StreamSlot,
 }
 
@@ -283,7 +288,40 @@ impl UpstreamResponseBody {
         let multiplexes = response.version() == Version::HTTP_2;
         let server = UpstreamServer::new(peer, slot.streams.clone(), slot.endpoint, multiplexes);
         let is_from_memory = response.headers().contains_key(SERVED);
-        response.map(|incoming| Self { incoming, server, is_from_memory, counter, _slot: slot })
+        response.map(|incoming| Self { incoming, server, is_from_memory, counter, gzip: None, _slot: slot })
+    }
+
+    /// Returns a response to a feed's request, whose compressed body is inflated by [`data`](Self::data).
+    pub(super) fn inflated(mut response: Response<Self>) -> Response<Self> {
+        let is_gzip = |name| response.headers().get(name).is_some_and(|value| value == "gzip");
+        let is_prefix = is_gzip(DELTAS);
+        response.body_mut().gzip = (is_prefix || is_gzip(CONTENT_ENCODING)).then(|| Box::new(GzipBody::new(is_prefix)));
+        response
+    }
+
+    /// Returns the next bytes of the body; `None` at its end. Cancel-safe.
+    pub async fn data(&mut self) -> Result<Option<Bytes>, UpstreamError> {
+        loop {
+            if let Some(gzip) = &mut self.gzip {
+                // A few bytes may inflate to many pieces.
+                tokio::task::coop::consume_budget().await;
+                if let Some(piece) = gzip.next()? {
+                    return Ok(Some(piece));
+                }
+                if let Some(rest) = gzip.plain_rest() {
+                    self.gzip = None;
+                    return Ok(Some(rest));
+                }
+            }
+            let frame = self.frame().await.transpose().map_err(UpstreamError::ConnectionLost)?;
+            match (frame.map(Frame::into_data), &mut self.gzip) {
+                (Some(Ok(data)), Some(gzip)) => gzip.push(data),
+                (Some(Ok(data)), None) => return Ok(Some(data)),
+                (Some(Err(_trailers)), _) => {}
+                (None, Some(gzip)) => return Ok(gzip.finish().map(|()| None)?),
+                (None, None) => return Ok(None),
+            }
+        }
     }
 
     /// Returns the server that responds.

@@ -53,6 +53,9 @@ pub enum WireError {
     /// The Table has other columns than those before it.
     #[error("upstream changed the Table's columns; the feed restarts")]
     OtherColumns,
+    /// The compressed body is not gzip, or its checksum is wrong.
+    #[error("malformed gzip data")]
+    Gzip,
     /// A difference between proxies cannot be applied.
     #[error("cannot apply the difference to an earlier version: {0}")]
     Delta(#[from] DeltaError),

@@ -24,6 +24,11 @@ impl Gvr {
         !(&*self.resource == "events" && matches!(&*self.group, "" | "events.k8s.io"))
     }
 
+    /// Whether the resource's objects are Secrets.
+    pub fn is_secrets(&self) -> bool {
+        &*self.resource == "secrets" && self.group.is_empty()
+    }
+
     /// Whether the resource's objects are the namespaces.
     pub fn is_namespaces(&self) -> bool {
         &*self.resource == "namespaces" && self.group.is_empty()
