@@ -38,8 +38,8 @@ use crate::serve::response::{
 use crate::serve::route::ForwardReason;
 use crate::serve::watch::websocket;
 use crate::upstream::{
-    CAUSE, ForwardPoolKind, HOPS, RequestForwarder, RequestIdentity, UpstreamBody, UpstreamClient, UpstreamError,
-    UpstreamResponseBody,
+    CAUSE, ForwardPoolKind, HOPS, PROXY_ACCEPT_ENCODING, RequestForwarder, RequestIdentity, UpstreamBody,
+    UpstreamClient, UpstreamError, UpstreamResponseBody,
 };
 use base::{AbortSignal, BackgroundTasks, DrainWatch};
 use kubeapi::{FlowDistinguisher, RequestInfo, RequestVerb, Status, UrlQuery};
@@ -317,6 +317,7 @@ impl ForwardHandler {
     fn rewrite_headers(&self, headers: &mut HeaderMap, identity: &RequestIdentity) {
         headers.insert(HOPS, self.hops_with_self(headers));
         headers.remove(CAUSE);
+        headers.remove(PROXY_ACCEPT_ENCODING);
         if !matches!(identity, RequestIdentity::Bearer(..) | RequestIdentity::Anonymous) {
             websocket::drop_bearer(headers);
         }

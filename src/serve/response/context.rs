@@ -15,7 +15,7 @@ use crate::feeds::FeedHandle;
 use crate::listing::{PLAIN_BYTES_MAX, gzip};
 use crate::serve::audit::{AuditRecord, ServedLocally};
 use crate::serve::response::body::ResponseBody;
-use crate::upstream::{BUILD, HOPS, SERVED, ServerBuild};
+use crate::upstream::{BUILD, HOPS, PROXY_ACCEPT_ENCODING, SERVED, ServerBuild};
 use crate::wire::FeedEncoding;
 use base::AbortSignal;
 use kubeapi::{MediaType, Status, SupportedMediaTypes, UrlQuery, check_accept_length, negotiate, pretty};
@@ -92,7 +92,9 @@ impl ResponseContext {
             user_agent: text(http::header::USER_AGENT).map(str::to_owned),
             audit_id: headers.get(AUDIT_ID).filter(|id| !id.is_empty()).cloned(),
             record: None,
-            gzip: text(ACCEPT_ENCODING).is_some_and(gzip::is_accepted),
+            gzip: [ACCEPT_ENCODING, PROXY_ACCEPT_ENCODING]
+                .into_iter()
+                .any(|name| text(name).is_some_and(gzip::is_accepted)),
             query: Some(query),
             is_filtered: false,
             stale_rules: None,

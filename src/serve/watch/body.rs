@@ -38,6 +38,7 @@ pub(crate) struct WatchBody {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WatchBodyForm {
     pub(crate) encoding: FeedEncoding,
+    /// Whether the stream is compressed; with `has_deltas`, only the initial events.
     pub(crate) is_gzip: bool,
     /// Whether events may be differences, which only proxies read.
     pub(crate) has_deltas: bool,
@@ -57,6 +58,8 @@ struct ChunkedWatchState {
 struct GzipWatchState {
     frames: GzipFrames,
     bytes: GzipWatchBytes,
+    /// Whether only the initial events are compressed.
+    is_initial_only: bool,
     /// Whether the last bytes were queued before this poll. What woke the body may have been the session's waker, so
     /// the session must be polled again even if it was parked.
     is_session_due: bool,
@@ -87,7 +90,7 @@ impl WatchBody {
         Self {
             _watchdog: session.watchdog().clone(),
             chunked: (transport != WatchTransport::Http2).then(chunked),
-            gzip: gzip.map(|budget| Box::new(GzipWatchState::new(&session, budget))),
+            gzip: gzip.map(|budget| Box::new(GzipWatchState::new(&session, budget, form.has_deltas))),
             session: Some(session),
             _record: record,
         }
@@ -111,6 +114,13 @@ impl WatchFrameSource for WatchBody {
                         gzip.frames.release_idle();
                     }
                     return Poll::Ready(Some(bytes));
+                }
+                if gzip.is_initial_only && self.session.as_ref().is_some_and(|session| !session.is_initial()) {
+                    let end = gzip.end();
+                    self.gzip = None;
+                    if end.is_some() {
+                        return Poll::Ready(end);
+                    }
                 }
             } else if let Some(event) = self.chunked.as_mut().and_then(|chunked| chunked.events.next()) {
                 return Poll::Ready(Some(event));
@@ -162,9 +172,9 @@ impl WatchBody {
 }
 
 impl GzipWatchState {
-    fn new(session: &WatchSession, budget: ScanBudget) -> Self {
+    fn new(session: &WatchSession, budget: ScanBudget, is_initial_only: bool) -> Self {
         let frames = GzipFrames::new(session.reader().clone(), budget, session.is_of_secrets());
-        Self { frames, bytes: session.metrics().gzip_bytes(), is_session_due: false }
+        Self { frames, bytes: session.metrics().gzip_bytes(), is_initial_only, is_session_due: false }
     }
 
     fn push(&mut self, batch: &mut Vec<Bytes>, keys: &[Option<EncodedChunkKey>]) {

@@ -21,7 +21,7 @@ use crate::serve::read::{
     ScanScheduler, too_expensive,
 };
 use crate::serve::response::{ResponseBody, gzipped, too_many};
-use crate::serve::route::{ForwardReason, RoutedWatch, SensitiveKind};
+use crate::serve::route::{ForwardReason, RoutedWatch};
 use crate::serve::serve_config::WatchCompression;
 use crate::upstream::{DELTAS, ResourceCatalog, UpstreamClient, UpstreamResource};
 use crate::wire::{FeedEncoding, ObjectRevision, Representation};
@@ -134,7 +134,10 @@ impl WatchOpener {
         if let Some((status, end)) = error {
             session.end_with(&status, end);
         }
-        let is_gzip = request.context.gzip && compresses.applies_to(read.start.ends_with_bookmark(), release);
+        let is_gzip = match deltas_after {
+            Some(_) => session.is_initial() && read.start.ends_with_bookmark(),
+            None => request.context.gzip && compresses.applies_to(read.start.ends_with_bookmark(), release),
+        };
         let form =
             WatchBodyForm { encoding: read.representation.encoding(), is_gzip, has_deltas: deltas_after.is_some() };
         Ok(self.respond(request, session, form, upgrade))
@@ -207,7 +210,9 @@ impl WatchOpener {
             let body = ResponseBody::watch(WatchBody::new(session, record, transport(request), form, gzip));
             let mut response = request.context.served(form.encoding, true, feed_status, body);
             if form.has_deltas {
-                response.headers_mut().insert(DELTAS, HeaderValue::from_static("true"));
+                let value = HeaderValue::from_static(if form.is_gzip { "gzip" } else { "true" });
+                response.headers_mut().insert(DELTAS, value);
+                return response;
             }
             return if form.is_gzip { gzipped(response) } else { response };
         };
@@ -281,8 +286,7 @@ impl FeedResolver {
 fn deltas_after(request: &ReadRequest, resource: &UpstreamResource, read: &RoutedWatch) -> Option<ResourceVersion> {
     let after = request.http.headers().get(DELTAS).filter(|_| request.context.by_proxy)?.to_str().ok()?;
     let is_object = matches!(read.representation, Representation::Object(_));
-    let is_secret = SensitiveKind::of(&resource.gvr) == Some(SensitiveKind::Secrets);
-    after.parse().ok().map(ResourceVersion).filter(|_| is_object && !is_secret)
+    after.parse().ok().map(ResourceVersion).filter(|_| is_object && !resource.gvr.is_secrets())
 }
 
 fn transport(request: &ReadRequest) -> WatchTransport {

@@ -40,7 +40,6 @@ use crate::serve::activity::metrics::WatchMetrics;
 use crate::serve::limits::{ConcurrencyPermit, WatchDeadlineTimer};
 use crate::serve::read::FeedWithRenderer;
 use crate::serve::response::ServedFeedStatus;
-use crate::serve::route::SensitiveKind;
 use crate::wire::{ObjectRevision, Representation, TableColumns, TranscodeError};
 use kubeapi::{EventType, ResourceVersion, Status, WatchTimeout};
 
@@ -256,7 +255,12 @@ impl WatchSession {
 
     /// Whether the watch is on Secrets.
     pub(crate) fn is_of_secrets(&self) -> bool {
-        SensitiveKind::of(&self.common.feed.spec.key.gvr) == Some(SensitiveKind::Secrets)
+        self.common.feed.spec.key.gvr.is_secrets()
+    }
+
+    /// Whether initial events are still to be put.
+    pub(crate) fn is_initial(&self) -> bool {
+        matches!(self.state, WatchSessionState::Initial(_))
     }
 
     pub(crate) fn metrics(&self) -> &WatchMetrics {
