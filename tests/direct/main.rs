@@ -90,6 +90,7 @@ mod tls;
 mod transactions;
 mod tree;
 mod tree_deltas;
+mod tree_gzip;
 mod trial;
 mod trust;
 mod unread;

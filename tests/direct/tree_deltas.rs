@@ -7,7 +7,7 @@ use bytes::Bytes;
 use demo::{self, Pod, RunningDemoApiserver};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
-use http::{Method, Uri};
+use http::Method;
 use http_body_util::{BodyExt as _, BodyStream, StreamBody};
 use kube_fanout::serve::WatchCompression;
 use kube_fanout::wire::{DeltaFrame, FeedEncoding, FrameSplitter, is_delta};
@@ -27,29 +27,29 @@ const DELTAS: &str = "kube-fanout-deltas-after";
 pub const METRICS: [(&str, &str); 2] = [(RECEIVED, "pods.v1"), (PLAIN, "pods.v1")];
 
 /// Returns the sum of a metric of the feeds of pods over all its labels.
-async fn metric(app: &App, name: &str) -> u64 {
+pub async fn metric(app: &App, name: &str) -> u64 {
     labelled(app, name, "pods").await
 }
 
 /// Returns the sum of a metric of the feeds of pods with a text in the labels.
-async fn labelled(app: &App, name: &str, label: &str) -> u64 {
+pub async fn labelled(app: &App, name: &str, label: &str) -> u64 {
     let text = app.admin("/metrics").await.text();
     let lines = text.lines().filter(|line| line.starts_with(&format!("{name}{{")) && line.contains("pods"));
     lines.filter(|line| line.contains(label)).filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
 /// Returns how many differences a proxy could not apply.
-async fn fallbacks(app: &App) -> u64 {
+pub async fn fallbacks(app: &App) -> u64 {
     labelled(app, FAILURES, "delta_").await
 }
 
 /// Fills the leaf's feed with the current state.
-async fn filled(leaf: &App) {
+pub async fn filled(leaf: &App) {
     assert!(leaf.get(&format!("{PODS}?resourceVersion=0")).await.is_cached());
 }
 
 /// Checks that the leaf has exactly what upstream has.
-async fn assert_same_state(up: &RunningDemoApiserver, leaf: &App) {
+pub async fn assert_same_state(up: &RunningDemoApiserver, leaf: &App) {
     let ours = leaf.get(&format!("{PODS}?resourceVersion=0")).await;
     let theirs = direct::upstream_client(up).get(&format!("{PODS}?resourceVersion=0")).await;
     assert!(ours.is_cached(), "{:?}", ours.headers);
@@ -198,19 +198,22 @@ struct Between {
 }
 
 impl Between {
-    /// Starts a stub that passes everything through `alter`.
-    async fn start(zone: &App, alter: fn(&Uri, Bytes) -> Bytes) -> Self {
+    /// Starts a stub that passes initial states through `alter`. They are then plain, and no differences follow.
+    async fn start(zone: &App, alter: Option<fn(&str) -> String>) -> Self {
         let (lies, cut) = (Arc::<Mutex<Vec<Part>>>::default(), watch::Sender::new(()));
         let (behind, told, cuts) = (Behind::at(&zone.url()), lies.clone(), cut.clone());
-        let stub = direct::stub(move |request| {
+        let stub = direct::stub(move |mut request| {
             let (behind, lies, mut cut) = (behind.clone(), told.clone(), cuts.subscribe());
             async move {
-                let uri = request.uri().clone();
+                let is_initial = request.uri().query().is_some_and(|query| query.contains("sendInitialEvents"));
+                let alter = alter.filter(|_| is_initial);
+                alter.and_then(|_| request.headers_mut().remove(DELTAS));
                 Ok(behind.answer(request).await?.map(|body| {
                     let frames = BodyStream::new(body).take_until(async move { cut.changed().await.is_ok() });
                     let body = StreamBody::new(frames).map_frame(move |frame| {
                         frame.map_data(|data| {
-                            let data = alter(&uri, data);
+                            let text = std::str::from_utf8(&data).ok();
+                            let data = alter.zip(text).map_or(data.clone(), |(alter, text)| alter(text).into());
                             let mut lies = lies.lock();
                             let lie = lies.last().and_then(|part| damaged(&data, *part));
                             match lie {
@@ -253,7 +256,7 @@ async fn damaged_difference_costs_one_whole_stream_and_no_event() {
     let mut history = History::begin(&up, PODS).await;
     let zone = direct::app(&up).run().await;
     zone.discovered().await;
-    let between = Between::start(&zone, |_, data| data).await;
+    let between = Between::start(&zone, None).await;
     let leaf = leaf_of(&between).await;
     let watch = leaf.watch(PODS).from(history.from).await;
     watch.reached(up.churn(20).await).await;
@@ -292,9 +295,9 @@ async fn zone_that_damages_every_difference_is_not_asked_in_a_loop() {
     let mut history = History::begin(&up, PODS).await;
     let zone = direct::app(&up).run().await;
     zone.discovered().await;
-    let between = Between::start(&zone, |_, data| data).await;
-    between.lies.lock().extend([Part::Digest; 1_000]);
+    let between = Between::start(&zone, None).await;
     let leaf = leaf_of(&between).await;
+    between.lies.lock().extend([Part::Digest; 1_000]);
     let watch = leaf.watch(PODS).from(history.from).await;
     let mut last = 0;
     for round in 1..=ROUNDS {
@@ -320,20 +323,18 @@ async fn zone_with_other_bytes_costs_one_whole_stream_and_no_event() {
     let mut history = History::begin(&up, PODS).await;
     let zone = direct::app(&up).run().await;
     zone.discovered().await;
-    let between = Between::start(&zone, |uri, data| match std::str::from_utf8(&data) {
-        Ok(text) if uri.query().is_some_and(|query| query.contains("sendInitialEvents")) => {
-            text.replace(r#""creationTimestamp":"20"#, r#""creationTimestamp":"19"#).into()
-        }
-        _ => data,
-    })
-    .await;
+    let age = |text: &str| text.replace(r#""creationTimestamp":"20"#, r#""creationTimestamp":"19"#);
+    let between = Between::start(&zone, Some(age)).await;
     let leaf = leaf_of(&between).await;
     let watch = leaf.watch(PODS).from(history.from).await;
+    between.cut.send_replace(());
+    eventually("differences are requested", || async { between.watches().0 > 1 }).await;
     let last = up.churn(200).await;
     watch.reached(last).await;
     history.assert_delivered(&[watch], last).await;
     assert_eq!((labelled(&leaf, FAILURES, "delta_wrong_digest").await, fallbacks(&leaf).await), (1, 1));
-    assert_eq!(between.watches().0, 1);
+    // The zone may no longer have the change that a stream repeats, so that another one is opened.
+    assert!((2..=3).contains(&between.watches().0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
