@@ -2,14 +2,14 @@ use std::task::{Context, Poll, Waker};
 
 use flate2::{Decompress, FlushDecompress};
 
-use super::fixture::{Client, ROOM, Stage, TERMS, pass_ms};
-use crate::cache::CacheConfig;
+use super::fixture::{Client, ROOM, Stage, TERMS, WATCH_LIST, pass_ms};
+use crate::cache::{CacheConfig, CollectionView};
 use crate::listing::{CallerCpuSlices, ScanBudget};
 use crate::serve::activity::WatchTransport;
 use crate::serve::response::WatchFrameSource as _;
 use crate::serve::watch::body::{WatchBody, WatchBodyForm};
 use crate::serve::watch::session::WatchOptions;
-use crate::wire::{FeedEncoding, is_delta};
+use crate::wire::{DeltaFrame, FeedEncoding, is_delta};
 use kubeapi::ResourceVersion;
 
 /// Polls the body as HTTP/2 does after a wake-up: until it is pending or parked.
@@ -76,4 +76,25 @@ async fn event_that_arrives_during_compression_follows_without_another_wake_up()
     let text = String::from_utf8(text).expect("text");
     assert!(text.ends_with('\n') && text.lines().count() == 10 && text.contains("\"last\""), "{text}");
     assert!(body.is_parked());
+}
+
+/// The end of the compressed part is sent with it, so that the session is polled before the body is parked.
+#[tokio::test(start_paused = true)]
+async fn first_event_after_compressed_initial_events_follows_without_another_wake_up() {
+    let mut stage = Stage::new(CacheConfig::default(), &[("pod", "x", 10)]);
+    let options = WatchOptions { by_proxy: true, deltas_after: Some(ResourceVersion(0)), ..WATCH_LIST };
+    let Client { session, .. } = stage.watch_current(CollectionView::everything(), options);
+    let budget = ScanBudget::new(CallerCpuSlices::new(1), None, false);
+    let form = WatchBodyForm { encoding: FeedEncoding::Json, is_gzip: true, has_deltas: true };
+    let mut body = WatchBody::new(session, None, WatchTransport::Http2, form, Some(budget));
+    let mut bytes = Vec::new();
+    sent(&mut body, &mut bytes);
+    assert!(!bytes.is_empty());
+    for rv in [11, 12] {
+        let before = bytes.len();
+        stage.put("pod", "x", rv);
+        sent(&mut body, &mut bytes);
+        let event = DeltaFrame::parse(&bytes[before..]).expect("the event alone");
+        assert_eq!(event.base, Some(ResourceVersion(rv - 1)));
+    }
 }
