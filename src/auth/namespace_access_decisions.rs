@@ -93,6 +93,9 @@ const RETRY_DELAY: Duration = Duration::from_secs(5);
 const BATCH_MAX: usize = 64;
 /// The maximum age of a decision for a namespace that no change has affected. Watches of one user share the decision.
 const SLACK: Duration = Duration::from_secs(5);
+/// How long reads that may lack objects shown by name are refused after the rules were lost. Usually they return within
+/// seconds. A proxy that cannot watch them shows nothing by name.
+const RULES_WAIT_MAX: Duration = Duration::from_secs(60);
 /// The maximum delay of a namespace's review, apart from upstream failures. A namespace that cannot be checked in time
 /// is no longer served.
 const DELAY_MAX: Duration = Duration::from_secs(10);
@@ -238,7 +241,8 @@ impl NamespaceDecisions {
                 }
                 Err(error) => {
                     rechecks.schedule.lock().retry_at(&namespace, retry_at);
-                    if !matches!(result, Err(GrantError::RulesUnknown { .. })) {
+                    // An outage of upstream ends the watch in its own time, also if the rules are unknown.
+                    if result.is_ok() || !matches!(error, GrantError::RulesUnknown { .. }) {
                         result = Err(error);
                     }
                 }
@@ -405,7 +409,8 @@ impl NamespaceDecisions {
             }
             Err(RulesUnknown { since: unknown_since, is_readable }) => {
                 let is_named = matches!(self.decision(namespace), Some(NamespaceAccess::Named(_)));
-                if is_named || purpose == ReviewPurpose::Request && is_readable {
+                let may_return = is_readable && unknown_since.elapsed() < RULES_WAIT_MAX;
+                if is_named || purpose == ReviewPurpose::Request && may_return {
                     return Err(GrantError::RulesUnknown { since: unknown_since });
                 }
                 Ok((NamespaceAccess::Denied, since))

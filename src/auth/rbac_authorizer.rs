@@ -135,7 +135,9 @@ impl RbacAuthorizer {
         if state.is_active(self.grace) {
             return Ok(state.policy.find_names(user, access));
         }
-        let since = state.unknown_since.or(state.stale_since.map(|since| since + self.grace));
+        // Stale rules end decisions without an update.
+        let stale_until = state.stale_since.map(|since| since + self.grace);
+        let since = state.unknown_since.into_iter().chain(stale_until).min();
         Err(RulesUnknown { since: since.unwrap_or_else(Instant::now), is_readable: !state.policy.is_unreadable() })
     }
 

@@ -63,6 +63,8 @@ pub(super) struct DerivedFrameAccounts {
 
 /// The cost of making a difference besides one for each byte, in text comparisons: ten microseconds.
 const DELTA_COST: usize = 1_000;
+/// The length of a frame above which it is sent whole, because its difference is made at once: some milliseconds.
+const DELTA_FRAME_BYTES_MAX: usize = 256 << 10;
 
 impl FeedEvent {
     pub(super) fn new(
@@ -129,7 +131,7 @@ impl FeedEvent {
     }
 
     /// Returns the frame of this event for a downstream proxy that has the previous object, as the difference to it. If
-    /// no previous state is known, that is the frame itself. The cost of making the difference is subtracted from
+    /// no previous state is known, or the frame is large, that is the frame itself. The cost of making the difference is subtracted from
     /// `budget`.
     pub(super) fn delta_as(
         &self,
@@ -141,14 +143,15 @@ impl FeedEvent {
         let Some(frame) = self.frame_as(event_type, renderer, made)? else { return Ok(None) };
         // An object that enters the selector is new to the proxy.
         let previous = self.previous.as_ref().filter(|_| event_type != EventType::Added);
-        if previous.is_none() && event_type != EventType::Added {
+        if frame.len() > DELTA_FRAME_BYTES_MAX || previous.is_none() && event_type != EventType::Added {
             return Ok(Some(frame));
         }
         self.derived_frame((event_type, true), renderer, made, || {
             *budget = budget.saturating_sub(DELTA_COST + frame.len());
             let base = previous.map(|previous| Ok((previous.rv, renderer.frame(event_type, previous.body())?)));
             let base = base.transpose()?;
-            Ok(wire::delta(event_type, base.as_ref().map(|(rv, base)| (*rv, base.as_ref())), &frame))
+            let delta = wire::delta(event_type, base.as_ref().map(|(rv, base)| (*rv, base.as_ref())), &frame);
+            Ok(if delta.len() < frame.len() { delta } else { frame })
         })
     }
 

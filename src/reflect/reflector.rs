@@ -335,13 +335,14 @@ impl Reflector {
         let FeedInitialState { snapshot, stream, servers, .. } = initial;
         let at = snapshot.rv;
         self.upstream.body_encoders.will_list_from(&servers);
-        // Cleared first, because proofs of the previous history do not apply to this one.
+        // Proofs of the previous history do not apply to this one. Another one may end until the state is replaced.
         self.upstream.feed.freshness.clear();
         if let HistoryStart::AtClientVersion(position) = start {
             self.upstream.feed.start_from_old_state(requested_at);
             self.complete.start_from_unknown(at, position);
         }
         self.writer.replace(snapshot);
+        self.upstream.feed.freshness.clear();
         self.origin = HistoryOrigin { requested_at, replaced_history: std::mem::take(&mut self.is_rolled_back) };
         self.history_checks.cancel_all();
         self.after_list(at, servers, stream, matches!(start, HistoryStart::Current).then_some(requested_at))

@@ -177,6 +177,8 @@ async fn list_that_may_lack_names_is_refused_while_rules_are_unknown() {
             let expected = if is_allowed { Ok(NamespaceAccess::Allowed) } else { Err("unavailable") };
             assert_eq!(named.lists().await, expected, "what upstream allows needs no rules");
         }
+        sleep(seconds(60)).await;
+        assert_eq!(named.lists().await, Ok(NamespaceAccess::Denied), "{lost:?}: perhaps it cannot be watched");
         named.relist(lost, Some(if lost == RbacKind::Role { named_role(&NAMES) } else { binding("2", &subjects()) }));
         assert_eq!(named.lists().await, shown, "{lost:?}");
     }

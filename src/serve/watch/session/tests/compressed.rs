@@ -51,6 +51,18 @@ async fn differences_are_made_in_slices_and_once_for_all_proxies() {
     assert_eq!((made, available(&mut second)), (EVENTS, EVENTS));
 }
 
+#[tokio::test(start_paused = true)]
+async fn large_events_are_sent_to_proxies_whole() {
+    let mut stage = Stage::new(CacheConfig::default(), &[("pod", "x", 10)]);
+    let options = WatchOptions { by_proxy: true, deltas_after: Some(ResourceVersion(10)), ..TERMS };
+    let mut client = stage.watch_after(10, options);
+    for (rv, length, is_difference) in [(11, 10, true), (12, 300 << 10, false), (13, 20, true)] {
+        stage.put("pod", &"x".repeat(length), rv);
+        let pieces = client.pieces(ROOM);
+        assert_eq!(pieces.iter().map(|piece| is_delta(piece)).collect::<Vec<_>>(), [is_difference], "{rv}");
+    }
+}
+
 /// An event that arrives while earlier ones wait for CPU time uses up the session's waker.
 #[tokio::test(start_paused = true)]
 async fn event_that_arrives_during_compression_follows_without_another_wake_up() {
