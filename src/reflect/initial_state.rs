@@ -17,7 +17,7 @@ use kubeapi::{EventType, ObjectKey, ResourceVersion};
 use super::failure::refuses_watch_list;
 use super::feed_client::FeedTaskContext;
 use super::metrics::FeedRequestPurpose;
-use super::stream::{StreamItem, UpstreamWatchStream, WatchStreamEnd, send_request};
+use super::stream::{StreamItem, UpstreamWatchStream, WatchStreamEnd, decoded, send_request};
 
 /// A complete state, and the stream that continues it if one came with it.
 #[derive(Debug)]
@@ -267,10 +267,9 @@ impl UpstreamLister<'_> {
             // Silence: nothing has changed since that version.
             Err(_) => Some(stream),
             Ok(Err(_)) => None,
-            Ok(Ok(frame)) if is_delta(&frame) => Some(stream),
-            Ok(Ok(_)) => {
-                let item = stream.next(&self.upstream.reader).await.ok()?;
-                Some(stream.preceded_by(VecDeque::from([item])))
+            Ok(Ok(frame)) => {
+                let continues = is_delta(&frame) || decoded(&self.upstream.reader, frame).is_ok();
+                continues.then_some(stream)
             }
         }
     }

@@ -152,10 +152,6 @@ impl UpstreamWatchStream {
                 self.decoded(reader, frame)?
             }
         };
-        // Also the items ahead, because the index may be newer than their first reading.
-        if let (Some(deltas), StreamItem::Change { change, .. }) = (&mut self.deltas, &item) {
-            deltas.record(change);
-        }
         self.last_item = Instant::now();
         Ok(item)
     }
@@ -189,7 +185,11 @@ impl UpstreamWatchStream {
     fn decoded(&mut self, reader: &ObjectReader, frame: Bytes) -> Result<StreamItem, UpstreamError> {
         let Some(deltas) = &mut self.deltas else { return decoded(reader, frame) };
         let frame = if is_delta(&frame) { deltas.frame(&frame).map_err(WireError::from)? } else { frame };
-        decoded(reader, frame)
+        let item = decoded(reader, frame)?;
+        if let StreamItem::Change { change, .. } = &item {
+            deltas.record(change);
+        }
+        Ok(item)
     }
 
     /// Reads until a bookmark shows up to which version the changes are complete. Returns the changes and that version.

@@ -201,9 +201,9 @@ impl Between {
     /// Starts a stub that passes initial states through `alter`. They are then plain, and no differences follow.
     async fn start(zone: &App, alter: Option<fn(&str) -> String>) -> Self {
         let (lies, cut) = (Arc::<Mutex<Vec<Part>>>::default(), watch::Sender::new(()));
-        let (behind, told, cuts) = (Behind::at(&zone.url()), lies.clone(), cut.clone());
+        let (behind, shared_lies, cuts) = (Behind::at(&zone.url()), lies.clone(), cut.clone());
         let stub = direct::stub(move |mut request| {
-            let (behind, lies, mut cut) = (behind.clone(), told.clone(), cuts.subscribe());
+            let (behind, lies, mut cut) = (behind.clone(), shared_lies.clone(), cuts.subscribe());
             async move {
                 let is_initial = request.uri().query().is_some_and(|query| query.contains("sendInitialEvents"));
                 let alter = alter.filter(|_| is_initial);
