@@ -262,7 +262,7 @@ impl Authorizer {
     /// received later, or the watch restarts.
     pub fn set_policy_feed(&self, kind: RbacKind, stale_since: Option<Instant>) {
         if let Some(rbac) = self.rbac() {
-            self.set_policy_watched(rbac.set_live(kind, stale_since));
+            rbac.set_live(kind, stale_since, |is_watched| self.set_policy_watched(is_watched));
         }
     }
 

@@ -193,8 +193,9 @@ impl RbacAuthorizer {
         self.update(|state| state.policy.clear_kind(kind));
     }
 
-    /// Records whether the feed of a kind is live; if not, since when. Returns whether the feeds of all kinds are.
-    pub(super) fn set_live(&self, kind: RbacKind, stale_since: Option<Instant>) -> bool {
+    /// Records whether the feed of a kind is live; if not, since when. Tells `report` whether the feeds of all kinds are.
+    /// The lock is held meanwhile: the kinds change at the same time, and the last report must be of the last state.
+    pub(super) fn set_live(&self, kind: RbacKind, stale_since: Option<Instant>, report: impl FnOnce(bool)) {
         self.update(|state| {
             let feed = match (stale_since, state.feeds[kind as usize]) {
                 (None, _) => RbacFeedState::Live,
@@ -202,8 +203,8 @@ impl RbacAuthorizer {
                 (Some(_), feed) => feed,
             };
             state.set_feed(kind, feed, stale_since.unwrap_or_else(Instant::now));
-            state.stale_since.is_none()
-        })
+            report(state.stale_since.is_none());
+        });
     }
 
     /// Stops local decisions, because upstream has denied what the rules allow. Returns false if they had stopped.

@@ -319,7 +319,7 @@ async fn filtered_watch_by_stale_rules_ends_after_the_same_outage_grace() {
 #[tokio::test(start_paused = true)]
 async fn stopped_decisions_name_their_reason() {
     let stops: [(&str, Stop); 4] = [
-        ("stale", |rbac| _ = rbac.set_live(RbacKind::Role, Some(Instant::now()))),
+        ("stale", |rbac| rbac.set_live(RbacKind::Role, Some(Instant::now()), |_| {})),
         ("history_lost", |rbac| rbac.clear(RbacKind::Role)),
         ("unreadable", |rbac| drop(rbac.apply(RbacKind::Role, None))),
         ("disagreed", |rbac| _ = rbac.disable()),
@@ -328,7 +328,7 @@ async fn stopped_decisions_name_their_reason() {
         let rbac = RbacAuthorizer::new(&config());
         for kind in RbacKind::ALL {
             rbac.load(kind, []);
-            rbac.set_live(kind, None);
+            rbac.set_live(kind, None, |_| {});
         }
         let changes = [rbac.next_change().await, rbac.next_change().await];
         assert_eq!(changes, [RbacChange::Started, RbacChange::Rules(AffectedUsers::Everyone)]);
