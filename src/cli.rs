@@ -1,6 +1,7 @@
 //! What the binaries share: exit codes, the log, the runtime, shutdown signals, and `serve` as a command.
 
 use std::fmt::Display;
+use std::future::pending;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
@@ -8,6 +9,7 @@ use std::process::ExitCode;
 use clap_mangen::{Man, generate_to};
 use futures_util::future::BoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 use tracing::{Level, Metadata};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
@@ -107,8 +109,8 @@ impl ProgramName {
         command: impl AsyncFnOnce(BoxFuture<'static, ()>) -> ExitCode,
     ) -> ExitCode {
         self.block_on(async {
-            match after_signals(1) {
-                Ok(shutdown) => command(Box::pin(shutdown)).await,
+            match ShutdownSignals::listen() {
+                Ok(signals) => command(Box::pin(signals.after(1))).await,
                 Err(error) => self.fail(cannot, &error),
             }
         })
@@ -189,9 +191,9 @@ impl ProgramName {
             Err(error @ StartError::Bind { .. }) => return self.fail(1, &error),
             Err(error) => return self.fail(EX_CONFIG, &error),
         };
-        let (first, second) = match (after_signals(1), after_signals(2)) {
-            (Ok(first), Ok(second)) => (first, second),
-            (Err(error), _) | (_, Err(error)) => return self.fail(1, &error),
+        let signals = match ShutdownSignals::listen() {
+            Ok(signals) => signals,
+            Err(error) => return self.fail(1, &error),
         };
         let sighup = match signal(SignalKind::hangup()) {
             Ok(sighup) => sighup,
@@ -201,7 +203,7 @@ impl ProgramName {
             return self.fail(EX_CONFIG, &error);
         }
         self.print(&address_lines(&bound));
-        match bound.run(first, second).await {
+        match bound.run(signals.after(1), signals.after(2)).await {
             Ok(()) => ExitCode::SUCCESS,
             Err(lost) => {
                 // Written by the log thread: a write to an unread stderr would block, and the process must end.
@@ -224,17 +226,36 @@ fn address_lines(bound: &BoundApp) -> String {
     clients.chain(ops).collect()
 }
 
-/// Completes after `count` signals, SIGTERM or SIGINT.
-fn after_signals(count: usize) -> std::io::Result<impl Future<Output = ()>> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    Ok(async move {
-        for _ in 0..count {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
+/// The number of SIGTERM and SIGINT signals so far. A task counts each one when it arrives: a future that is polled late
+/// would take two signals for one.
+struct ShutdownSignals(watch::Receiver<usize>);
+
+impl ShutdownSignals {
+    fn listen() -> std::io::Result<Self> {
+        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let (count, received) = watch::channel(0);
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+                count.send_modify(|count| *count += 1);
+            }
+        });
+        Ok(Self(received))
+    }
+
+    /// Completes after `count` signals.
+    fn after(&self, count: usize) -> impl Future<Output = ()> + use<> {
+        let mut received = self.0.clone();
+        async move {
+            if received.wait_for(|received| *received >= count).await.is_err() {
+                // The runtime ends, and with it whatever waits for a signal.
+                pending().await
             }
         }
-    })
+    }
 }
 
 /// Hides lines of libraries below INFO, whatever `RUST_LOG` says, because HTTP and TLS libraries print headers with
@@ -242,4 +263,27 @@ fn after_signals(count: usize) -> std::io::Result<impl Future<Output = ()>> {
 fn shows_no_wire(line: &Metadata<'_>) -> bool {
     let is_own = OWN_TARGETS.contains(&line.target().split("::").next().unwrap_or_default());
     is_own || *line.level() <= Level::INFO
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{Signal, getpid, kill_process};
+
+    use super::*;
+
+    /// As a drain, which waits for the second signal only after the first one has ended the service.
+    #[tokio::test]
+    async fn second_signal_counts_before_anything_waits_for_it() {
+        let signals = ShutdownSignals::listen().expect("handlers can be installed");
+        let (first, second) = (signals.after(1), signals.after(2));
+        let mut terminate = signal(SignalKind::terminate()).expect("handlers can be installed");
+        let mut send = async || {
+            kill_process(getpid(), Signal::TERM).expect("this process");
+            terminate.recv().await;
+        };
+        send().await;
+        first.await;
+        send().await;
+        second.await;
+    }
 }
