@@ -3,7 +3,8 @@
 
 Busy loops use all processors during each run (--quiet: without them). --stalls stops each program repeatedly for some
 seconds, like an overcommitted machine. --alone runs each test once in its own process. Each failure is printed with its
-output and kept in target/flakes. Nothing is retried. Exits with 1 if anything failed."""
+output and kept in target/flakes. Nothing is retried. A test may pass only because some time-out ended a hang; so each
+test that took very long is printed too. Exits with 1 if anything failed."""
 
 import argparse
 import json
@@ -21,6 +22,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 KEPT = ROOT / "target" / "flakes"
 # Ends a hang, and nothing else: the slowest program takes minutes beside busy loops.
 HANG_SECONDS = 3600
+# A test that takes longer is printed as slow: a watch without bookmarks, for example, is ended after 90 seconds.
+SLOW_SECONDS = 45
+# For --report-time, which the test harness of stable Rust has, but does not offer.
+REPORT_TIME = ["-Z", "unstable-options", "--report-time"]
 # How long a program runs between two stalls, and how long it is stopped for.
 RUNS_SECONDS = (3, 15)
 STALL_SECONDS = (1, 5)
@@ -63,8 +68,8 @@ def stall(process):
 
 def run(path, arguments, stalls=False):
     """Runs a test program once, and returns whether it passed, its output, and the tests that failed."""
-    process = subprocess.Popen([path, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               errors="replace")
+    process = subprocess.Popen([path, *REPORT_TIME, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+                               stderr=subprocess.STDOUT, errors="replace")
     if stalls:
         threading.Thread(target=stall, args=(process,), daemon=True).start()
     try:
@@ -74,6 +79,12 @@ def run(path, arguments, stalls=False):
         output, code = process.communicate()[0] + f"\nhung: ended after {HANG_SECONDS} s\n", 124
     failed = sorted(set(re.findall(r"^    (\S+)$", output.rpartition("\nfailures:\n")[2], re.M))) if code else []
     return code == 0, output, failed
+
+
+def slow_in(output):
+    """(seconds, test) of each test that took long, the slowest first."""
+    took = re.findall(r"^test (\S+) .*<([0-9.]+)s>$", output, re.M)
+    return sorted(((float(seconds), test) for test, seconds in took if float(seconds) > SLOW_SECONDS), reverse=True)
 
 
 def output_of(test, output):
@@ -98,6 +109,7 @@ def main():
     KEPT.mkdir(parents=True, exist_ok=True)
     cores = os.cpu_count() or 2
     os.environ.setdefault("RUST_TEST_THREADS", str(2 * cores))
+    os.environ["RUSTC_BOOTSTRAP"] = "1"
     loops = [] if arguments.quiet else [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(cores)]
     failures = []
 
@@ -116,6 +128,8 @@ def main():
                 result = re.search(r"^test result: (.*?) finished in", output, re.M)
                 outcome = result.group(1) if result else "no result"
                 print(f"run {nth} of {arguments.runs}: {name}: {outcome} {time.monotonic() - began:.0f} s", flush=True)
+                for seconds, test in slow_in(output):
+                    print(f"  slow: {name} {test}: {seconds:.0f} s", flush=True)
                 if not passed:
                     note(f"run {nth}", name, output, failed)
         if arguments.alone:

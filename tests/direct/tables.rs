@@ -15,9 +15,12 @@ async fn table(client: Client, query: &'static str) -> String {
     answer.text()
 }
 
-/// A Table without the ages of its rows, which differ from one second to the next.
-fn without_ages(table: &str) -> String {
-    let is_age = |cell: &&str| cell.strip_suffix('s').is_some_and(|seconds| seconds.parse::<u32>().is_ok());
+/// A Table without the ages of its rows (`7s`, `2m3s`), which differ from one second to the next.
+pub fn without_ages(table: &str) -> String {
+    let is_age = |cell: &&str| {
+        cell.ends_with(['s', 'm', 'h', 'd'])
+            && cell.split(['s', 'm', 'h', 'd']).all(|n| n.bytes().all(|b| b.is_ascii_digit()))
+    };
     table.split('"').filter(|cell| !is_age(cell)).collect::<Vec<_>>().join("\"")
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use kube_fanout::serve::ReadConsistency;
 use kube_fanout::upstream::CredentialSource;
 use serde_json::Value;
 use tokio::sync::oneshot;
+use tracing_subscriber::EnvFilter;
 
 use super::client::{Answer, Client};
 use super::io::{Dir, Place, Trust, pair};
@@ -190,7 +191,19 @@ impl Plan {
 /// Addresses of the client listeners; addresses of the admin, health and metrics listeners.
 type Started = (Vec<String>, [Option<String>; 3]);
 
+/// With RUST_LOG set, all proxies of the test program log to stderr.
+fn log_on_request() {
+    static INSTALLED: Once = Once::new();
+    if std::env::var_os("RUST_LOG").is_some() {
+        INSTALLED.call_once(|| {
+            let log = tracing_subscriber::fmt().with_env_filter(EnvFilter::from_default_env());
+            log.with_writer(std::io::stderr).init();
+        });
+    }
+}
+
 fn serve(config: ServeSettings, started: oneshot::Sender<Result<Started, StartError>>, stopped: oneshot::Receiver<()>) {
+    log_on_request();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(async {
         match BoundApp::bind(config).await {
