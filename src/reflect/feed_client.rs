@@ -19,6 +19,9 @@ pub(super) struct FeedTaskContext {
     pub(super) reader: Arc<ObjectReader>,
     /// Whether upstream is known not to support streamed lists; shared by all feeds of one upstream.
     pub(super) lists_only: Arc<AtomicBool>,
+    /// Whether the feed's requests ask for plain bodies and whole events, because a compressed body or a difference
+    /// could not be read. The first item of a stream that is plain for this reason ends it.
+    pub(super) wants_plain: Arc<AtomicBool>,
     pub(super) body_encoders: Arc<BodyEncoderTracker>,
     /// Sends findings to the reflector.
     pub(super) findings: mpsc::Sender<ReflectorFinding>,

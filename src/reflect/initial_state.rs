@@ -17,7 +17,7 @@ use kubeapi::{EventType, ObjectKey, ResourceVersion};
 use super::failure::refuses_watch_list;
 use super::feed_client::FeedTaskContext;
 use super::metrics::FeedRequestPurpose;
-use super::stream::{StreamItem, UpstreamWatchStream, WatchStreamEnd, decoded, send_request};
+use super::stream::{StreamItem, UpstreamWatchStream, WatchStreamEnd, decoded};
 
 /// A complete state, and the stream that continues it if one came with it.
 #[derive(Debug)]
@@ -112,7 +112,7 @@ impl UpstreamLister<'_> {
                 StreamItem::Bookmark { object, rv, initial_events_end: true } => {
                     let template =
                         BookmarkTemplate::from_object(&self.spec.envelope(), &object).map_err(UpstreamError::Wire)?;
-                    stream.is_listed();
+                    stream.end_list().await?;
                     let (snapshot, servers) = (staged.finish(rv), vec![stream.server().clone()]);
                     let is_from_memory = stream.is_from_memory();
                     let stream = Some(ContinuingWatch { stream, template: Some(template) });
@@ -187,7 +187,7 @@ impl UpstreamLister<'_> {
                                &allowWatchBookmarks=true&timeoutSeconds=5";
         let version = least.map(|rv| format!("&resourceVersion={rv}")).unwrap_or_default();
         let path = self.spec.key.empty_list_url(&format!("{NOTHING}{version}"));
-        let mut stream = match self.upstream.watch(UpstreamRequestCause::Proof, &path).await {
+        let mut stream = match self.upstream.open(UpstreamRequestCause::Proof, &path, None).await {
             Ok(stream) => stream,
             Err(error) if refuses_watch_list(&error) => {
                 let at = least.map_or(RequestedListVersion::Current, RequestedListVersion::NotOlderThan);
@@ -335,13 +335,13 @@ impl UpstreamLister<'_> {
         staged: &mut SnapshotStaging,
     ) -> Result<(ListPage, UpstreamServer, bool), UpstreamError> {
         let client = &self.upstream.client;
-        let response = send_request(client, self.cause, UpstreamRequestKind::Short, path, &self.spec.key, None).await?;
+        let response = self.upstream.send(self.cause, UpstreamRequestKind::Short, path, None).await?;
         let (server, is_from_memory) = (response.body().server().clone(), response.body().is_from_memory());
         let reading = client.read_while(response, |len| staged.page_grows_to(len).map_err(over_budget));
         // Asks the server for its release while its connection is certainly open. If that fails, code that needs the
         // release asks again.
         let (body, _) = tokio::join!(reading, client.learn_build(&server));
-        let body = body?;
+        let body = body.inspect_err(|error| self.upstream.record_failed_list(error))?;
         staged.page_is_read().map_err(over_budget)?;
         let page = self.upstream.reader.list(&body)?;
         drop(body);

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::cache::{CacheWriter, FeedEndReason, FeedState, ResumeMarker};
 use crate::upstream::UpstreamServer;
-use crate::wire::{BookmarkTemplate, DeltaError};
+use crate::wire::BookmarkTemplate;
 use base::{Backoff, BackoffBounds, LogRateLimit, random};
 use kubeapi::ResourceVersion;
 use tokio::sync::watch;
@@ -53,8 +53,6 @@ pub(super) struct Reflector {
     complete: FeedAsOfTracker,
     continuity: HistoryContinuity,
     history_checks: HistoryChecks,
-    /// The reason that a difference could not be applied, until a stream with whole events has led further.
-    delta_error: Option<DeltaError>,
     /// How the current history of the feed began.
     origin: HistoryOrigin,
     /// Whether the history is being discarded because upstream has another one.
@@ -152,7 +150,6 @@ impl Reflector {
             complete: FeedAsOfTracker::default(),
             continuity: HistoryContinuity::default(),
             history_checks: HistoryChecks::default(),
-            delta_error: None,
             origin: HistoryOrigin { requested_at: Instant::now(), replaced_history: false },
             is_rolled_back: false,
             interruptions: LogRateLimit::default(),

@@ -1,5 +1,7 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,8 +14,8 @@ use super::feed_client::FeedTaskContext;
 use crate::cache::ObjectChange;
 use crate::feeds::FeedKey;
 use crate::upstream::{
-    DELTAS, PROXY_ACCEPT_ENCODING, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind,
-    UpstreamResponseBody, UpstreamServer,
+    DELTAS, PROXY_ACCEPT_ENCODING, UpstreamError, UpstreamRequestCause, UpstreamRequestKind, UpstreamResponseBody,
+    UpstreamServer,
 };
 use crate::wire::{
     FeedEncoding, FrameSplitter, ObjectReader, ObjectRevision, TABLE_ACCEPT, WatchItem, WireError, is_delta,
@@ -33,6 +35,10 @@ pub(super) struct UpstreamWatchStream {
     peeked: Option<Bytes>,
     /// The time at which the last item was received. It is a field because a read may be cancelled at any time.
     last_item: Instant,
+    /// [`FeedTaskContext::wants_plain`].
+    wants_plain: Arc<AtomicBool>,
+    /// Whether the stream is plain because of that, and has sent no item.
+    is_substitute: bool,
 }
 
 /// An item of a stream.
@@ -79,19 +85,9 @@ const SILENCE_MAX: Duration = Duration::from_secs(90);
 const CAUGHT_UP_BYTES_MAX: usize = 64 << 20;
 
 impl FeedTaskContext {
-    /// Opens a watch that is accounted to `cause`. If the response is not in the feed's encoding, fails with
-    /// [`UpstreamError::OtherRepresentation`].
-    pub(super) async fn watch(
-        &self,
-        cause: UpstreamRequestCause,
-        path: &str,
-    ) -> Result<UpstreamWatchStream, UpstreamError> {
-        self.open(cause, path, None).await
-    }
-
-    /// Opens a watch like [`watch`](Self::watch). If `deltas_after` is the version of a state, a proxy may send later
+    /// Opens a watch that is accounted to `cause`. If `deltas_after` is the version of a state, a proxy may send later
     /// events as differences to it. Before the caller reads them, the feed must have that state, and the caller calls
-    /// [`index_deltas`](UpstreamWatchStream::index_deltas).
+    /// [`index_deltas`](UpstreamWatchStream::index_deltas). Fails as [`send`](Self::send).
     pub(super) async fn open(
         &self,
         cause: UpstreamRequestCause,
@@ -99,9 +95,9 @@ impl FeedTaskContext {
         deltas_after: Option<ResourceVersion>,
     ) -> Result<UpstreamWatchStream, UpstreamError> {
         let key = &self.feed.spec.key;
-        let cause = cause.of(&key.gvr);
-        let kind = UpstreamRequestKind::Watch;
-        let response = send_request(&self.client, cause, kind, path, key, deltas_after).await?;
+        let is_substitute = deltas_after.is_some() && self.wants_plain.load(Ordering::Relaxed);
+        let deltas_after = deltas_after.filter(|_| !is_substitute);
+        let response = self.send(cause.of(&key.gvr), UpstreamRequestKind::Watch, path, deltas_after).await?;
         let has_deltas = deltas_after.is_some() && response.headers().contains_key(DELTAS);
         let splitter = FrameSplitter::new(key.encoding, FRAME_BYTES_MAX);
         Ok(UpstreamWatchStream {
@@ -111,7 +107,46 @@ impl FeedTaskContext {
             ahead: VecDeque::new(),
             peeked: None,
             last_item: Instant::now(),
+            wants_plain: self.wants_plain.clone(),
+            is_substitute,
         })
+    }
+
+    /// Sends a request in the feed's encoding. If the response has another encoding, fails with
+    /// [`UpstreamError::OtherRepresentation`].
+    pub(super) async fn send(
+        &self,
+        cause: UpstreamRequestCause,
+        kind: UpstreamRequestKind,
+        path_and_query: &str,
+        deltas_after: Option<ResourceVersion>,
+    ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
+        let encoding = self.feed.spec.key.encoding;
+        let mark = if path_and_query.contains('?') { '&' } else { '?' };
+        let path = match encoding {
+            FeedEncoding::Json | FeedEncoding::Protobuf => Cow::Borrowed(path_and_query),
+            FeedEncoding::Table => Cow::Owned(format!("{path_and_query}{mark}includeObject=Object")),
+        };
+        let mut headers = self.headers(kind, accept(encoding));
+        headers.extend(deltas_after.map(|rv| (DELTAS, rv.0.into())));
+        let response = self.client.open_compressed(cause, kind, &path, headers).await?;
+        let answered = crate::upstream::encoding_of(&response);
+        if answered != Some(encoding.byte_encoding()) {
+            return Err(UpstreamError::OtherRepresentation { requested: encoding.as_str().to_owned(), answered });
+        }
+        Ok(response)
+    }
+
+    /// Returns the headers of a request for the feed's objects or their metadata.
+    pub(super) fn headers(&self, kind: UpstreamRequestKind, accept: &'static str) -> HeaderMap {
+        headers(&self.feed.spec.key, kind, accept, self.wants_plain.load(Ordering::Relaxed))
+    }
+
+    /// Records that a list could not be read. If its compressed body is damaged, the next request is for a plain one.
+    pub(super) fn record_failed_list(&self, error: &UpstreamError) {
+        if let UpstreamError::Wire(WireError::Gzip) = error {
+            self.wants_plain.store(true, Ordering::Relaxed);
+        }
     }
 }
 
@@ -126,9 +161,20 @@ impl UpstreamWatchStream {
         self.body.is_from_memory()
     }
 
-    /// Records that the state at the start of the stream is complete.
-    pub(super) fn is_listed(&mut self) {
+    /// Records that the state at the start of the stream is complete. If it is compressed, it is valid only with the
+    /// checksum after it.
+    pub(super) async fn end_list(&mut self) -> Result<(), WatchStreamEnd> {
+        // The first events may be compressed too.
+        let mut left = FRAME_BYTES_MAX;
+        while self.body.is_in_compressed_part()
+            && let Some(data) = self.receive().await.map_err(|ended| self.failed(ended))?
+        {
+            let damaged = || self.failed(UpstreamError::Wire(WireError::Gzip).into());
+            left = left.checked_sub(data.len()).ok_or_else(damaged)?;
+            self.splitter.push(&data);
+        }
         self.body.mark_listed();
+        Ok(())
     }
 
     /// Prepends items that have already been read to the stream.
@@ -148,12 +194,26 @@ impl UpstreamWatchStream {
         let item = match self.ahead.pop_front() {
             Some(item) => item,
             None => {
-                let frame = self.next_frame().await?;
-                self.decoded(reader, frame)?
+                let frame = self.next_frame().await.map_err(|ended| self.failed(ended))?;
+                self.decoded(reader, frame).map_err(|error| self.failed(error.into()))?
             }
         };
+        if std::mem::take(&mut self.is_substitute) {
+            self.wants_plain.store(false, Ordering::Relaxed);
+        }
         self.last_item = Instant::now();
         Ok(item)
+    }
+
+    /// Records how the stream failed. If only a proxy could have sent what cannot be read, the next stream is plain.
+    fn failed(&self, ended: WatchStreamEnd) -> WatchStreamEnd {
+        let WatchStreamEnd::Failed(UpstreamError::Wire(error)) = ended else { return ended };
+        // The checksum of what was decoded has not been received.
+        let error = if self.body.is_in_compressed_part() { WireError::Gzip } else { error };
+        if let WireError::Gzip | WireError::Delta(_) = error {
+            self.wants_plain.store(true, Ordering::Relaxed);
+        }
+        UpstreamError::Wire(error).into()
     }
 
     /// Reads the first frame ahead. It may be a difference to an object that is not indexed yet.
@@ -164,14 +224,12 @@ impl UpstreamWatchStream {
     }
 
     async fn next_frame(&mut self) -> Result<Bytes, WatchStreamEnd> {
-        let deadline = self.last_item + SILENCE_MAX;
         loop {
             let ready = self.peeked.take().map_or_else(|| self.splitter.next_frame(), |frame| Ok(Some(frame)));
             if let Some(frame) = ready.map_err(UpstreamError::Wire)? {
                 return Ok(frame);
             }
-            let data = timeout_at(deadline, self.body.data()).await.map_err(|_| WatchStreamEnd::IdleTimeout)?;
-            match data? {
+            match self.receive().await? {
                 Some(data) => self.splitter.push(&data),
                 None => {
                     // An incomplete last frame is an error, and the watch resumes before it.
@@ -180,6 +238,11 @@ impl UpstreamWatchStream {
                 }
             }
         }
+    }
+
+    async fn receive(&mut self) -> Result<Option<Bytes>, WatchStreamEnd> {
+        let data = timeout_at(self.last_item + SILENCE_MAX, self.body.data()).await;
+        Ok(data.map_err(|_| WatchStreamEnd::IdleTimeout)??)
     }
 
     fn decoded(&mut self, reader: &ObjectReader, frame: Bytes) -> Result<StreamItem, UpstreamError> {
@@ -226,36 +289,10 @@ pub(super) fn decoded(reader: &ObjectReader, frame: Bytes) -> Result<StreamItem,
     }
 }
 
-/// Sends a request in a feed's encoding. If the response has another encoding, fails with
-/// [`UpstreamError::OtherRepresentation`].
-pub(super) async fn send_request(
-    client: &UpstreamClient,
-    cause: UpstreamRequestCause,
-    kind: UpstreamRequestKind,
-    path_and_query: &str,
-    key: &FeedKey,
-    deltas_after: Option<ResourceVersion>,
-) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
-    let encoding = key.encoding;
-    let mark = if path_and_query.contains('?') { '&' } else { '?' };
-    let path = match encoding {
-        FeedEncoding::Json | FeedEncoding::Protobuf => Cow::Borrowed(path_and_query),
-        FeedEncoding::Table => Cow::Owned(format!("{path_and_query}{mark}includeObject=Object")),
-    };
-    let response = client.open_compressed(cause, kind, &path, headers(key, kind, deltas_after)).await?;
-    let answered = crate::upstream::encoding_of(&response);
-    if answered != Some(encoding.byte_encoding()) {
-        return Err(UpstreamError::OtherRepresentation { requested: encoding.as_str().to_owned(), answered });
-    }
-    Ok(response)
-}
-
-/// Returns the headers of a feed's request.
-fn headers(key: &FeedKey, kind: UpstreamRequestKind, deltas_after: Option<ResourceVersion>) -> HeaderMap {
-    let mut headers = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(accept(key.encoding)))]);
-    headers.extend(deltas_after.map(|rv| (DELTAS, rv.0.into())));
+fn headers(key: &FeedKey, kind: UpstreamRequestKind, accept: &'static str, wants_plain: bool) -> HeaderMap {
+    let mut headers = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(accept))]);
     // The length of compressed Secrets would show to the network how alike they are.
-    if kind == UpstreamRequestKind::Short && !key.gvr.is_secrets() {
+    if kind == UpstreamRequestKind::Short && !key.gvr.is_secrets() && !wants_plain {
         headers.insert(PROXY_ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
     }
     headers
@@ -279,16 +316,17 @@ mod tests {
 
     #[test]
     fn lists_accept_gzip_from_proxies_alone_but_not_of_secrets() {
-        for (group, resource, kind, expected) in [
-            ("", "pods", UpstreamRequestKind::Short, true),
-            ("", "pods", UpstreamRequestKind::Watch, false),
-            ("", "secrets", UpstreamRequestKind::Short, false),
-            ("", "secrets", UpstreamRequestKind::Watch, false),
-            ("example.org", "secrets", UpstreamRequestKind::Short, true),
+        for (group, resource, kind, wants_plain, expected) in [
+            ("", "pods", UpstreamRequestKind::Short, false, true),
+            ("", "pods", UpstreamRequestKind::Short, true, false),
+            ("", "pods", UpstreamRequestKind::Watch, false, false),
+            ("", "secrets", UpstreamRequestKind::Short, false, false),
+            ("", "secrets", UpstreamRequestKind::Watch, false, false),
+            ("example.org", "secrets", UpstreamRequestKind::Short, false, true),
         ] {
             let gvr = Gvr::new(group, "v1", resource);
             let key = FeedKey { gvr, scope: FeedScope::Cluster, encoding: FeedEncoding::Json };
-            let headers = headers(&key, kind, None);
+            let headers = headers(&key, kind, "application/json", wants_plain);
             assert_eq!(headers.contains_key(PROXY_ACCEPT_ENCODING), expected, "{key} {kind:?}");
             assert!(!headers.contains_key(http::header::ACCEPT_ENCODING));
         }

@@ -72,6 +72,7 @@ impl ReflectorSupervisor {
             feed: feed.clone(),
             reader,
             lists_only: self.lists_only.clone(),
+            wants_plain: Arc::default(),
             body_encoders: Arc::new(BodyEncoderTracker::new(feed.clone())),
             findings,
         };

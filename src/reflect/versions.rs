@@ -43,10 +43,12 @@ impl FeedTaskContext {
         const METADATA: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
                                 application/json";
         let path = self.feed.spec.key.url(query);
-        let response = self.client.open(cause, UpstreamRequestKind::Short, &path, METADATA).await?;
+        let kind = UpstreamRequestKind::Short;
+        let response = self.client.open_compressed(cause, kind, &path, self.headers(kind, METADATA)).await?;
         let encoding = encoding_of(&response).unwrap_or(FeedEncoding::Json);
         let is_from_memory = response.body().is_from_memory();
-        let body = self.client.read_at_most(response, bytes_max).await?;
+        let body = self.client.read_at_most(response, bytes_max).await;
+        let body = body.inspect_err(|error| self.record_failed_list(error))?;
         // Metadata in protobuf has one layout for every resource; JSON has the resource's own.
         let layout = if encoding == FeedEncoding::Protobuf { JsonLayout::BuiltIn } else { self.feed.spec.shape };
         let page = ObjectReader::new(encoding, layout, Arc::default()).list(&body)?;

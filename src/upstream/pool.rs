@@ -324,6 +324,11 @@ impl UpstreamResponseBody {
         }
     }
 
+    /// Whether this is the compressed part at the start of a plain body.
+    pub fn is_in_compressed_part(&self) -> bool {
+        self.gzip.as_ref().is_some_and(|gzip| gzip.is_prefix)
+    }
+
     /// Returns the server that responds.
     pub fn server(&self) -> &UpstreamServer {
         &self.server

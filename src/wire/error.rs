@@ -53,7 +53,7 @@ pub enum WireError {
     /// The Table has other columns than those before it.
     #[error("upstream changed the Table's columns; the feed restarts")]
     OtherColumns,
-    /// The compressed body is not gzip, or its checksum is wrong.
+    /// The compressed body is not gzip, is incomplete, or its checksum is wrong.
     #[error("malformed gzip data")]
     Gzip,
     /// A difference between proxies cannot be applied.

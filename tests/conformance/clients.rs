@@ -24,8 +24,10 @@ struct WatcherEvents {
     state: BTreeMap<String, u64>,
 }
 
-fn kube_rs(target: &Target, namespace: &str) -> Api<ConfigMap> {
+/// Returns a client that accepts gzip if `is_compressed`, as programs with kube-rs's feature `gzip` do.
+pub fn kube_rs(target: &Target, namespace: &str, is_compressed: bool) -> Api<ConfigMap> {
     let mut config = Config::new(target.url.parse().expect("a URL"));
+    config.disable_compression = !is_compressed;
     config.auth_info.token = Some(target.identity.token.clone().into());
     config.root_cert = target.ca.as_ref().map(|path| {
         use rustls::pki_types::{CertificateDer, pem::PemObject};
@@ -77,14 +79,18 @@ async fn follow(
                 received.changes.push((name, version, false));
                 reached = version;
             }
-            // kube-rs starts again if the state was not available in time.
-            Some(Err(error)) if format!("{error:?}").contains("Too large resource version") => {}
+            Some(Err(error)) if is_early(&error) => {}
             Some(Err(error)) => panic!("kube-rs: {error}"),
         }
         if *until.borrow() > 0 && reached >= *until.borrow() {
             return received;
         }
     }
+}
+
+/// Whether the state was not available in time. kube-rs then starts again.
+pub fn is_early(error: &watcher::Error) -> bool {
+    format!("{error:?}").contains("Too large resource version")
 }
 
 async fn churn(plane: &Plane, namespace: &str, ops: &str, seed: &str) -> u64 {
@@ -118,7 +124,7 @@ async fn kube_rs_watchers_receive_the_same_events_as_direct() {
         let mut pair = Vec::new();
         for target in [bed.target(), proxy.target()] {
             let (listed, when_listed) = tokio::sync::oneshot::channel();
-            let following = follow(kube_rs(&target, &namespace), strategy.clone(), listed, untils.clone());
+            let following = follow(kube_rs(&target, &namespace, false), strategy.clone(), listed, untils.clone());
             pair.push(tokio::spawn(following));
             within("a kube-rs watcher lists", when_listed).await.expect("it lists");
         }

@@ -6,6 +6,7 @@ use futures_util::future::{join, join_all};
 use http::header::ACCEPT_ENCODING;
 
 use crate::bed::{self, Answer, Plan, Plane, Proxy, RequestSpec, fill, gunzip, log_line};
+use crate::reduced_costs::{create, exemplar_pod};
 
 const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
@@ -83,31 +84,53 @@ fn events<'a>(form: &str, text: &'a [u8]) -> Vec<&'a [u8]> {
     frames
 }
 
+/// Reads a compressed watch-list from both servers. Returns how many bytes the proxy and the apiserver sent.
+async fn compare_watch_list(
+    bed: &Plane,
+    proxy: &Proxy,
+    (what, path, count): (&str, &str, usize),
+    form: &str,
+) -> (usize, usize) {
+    const STATE: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let what = format!("{count} {what} in {}", form.trim_start_matches("application/"));
+    let path = format!("{path}?timeoutSeconds=8&{STATE}");
+    let request = RequestSpec::get(&path).accept(form).header(ACCEPT_ENCODING, "gzip");
+    let (ours, theirs) = (proxy.client().fetch(request.clone()).await, bed.direct().fetch(request).await);
+    for header in ["content-type", "content-encoding", "vary"] {
+        assert_eq!(ours.header(header), theirs.header(header), "{what}: {header}");
+    }
+    assert!(ours.is_cached(), "{what}");
+    let (mine, its) = (gunzipped(&ours, &what), gunzip(&theirs.body));
+    let (ours_seen, theirs_seen) = (events(form, &mine), events(form, &its));
+    assert_eq!(theirs_seen.len(), count, "{what}");
+    assert!(ours_seen == theirs_seen, "{what}: other events");
+    let (plain, ours, theirs) = (mine.len(), ours.body.len(), theirs.body.len());
+    log_line(&format!("{what}: {plain} bytes, compressed {ours}, by the apiserver {theirs}"));
+    (ours, theirs)
+}
+
 /// The apiserver compresses watch-lists from 1.37 on, each flush as a member of its own.
 #[tokio::test]
 async fn compressed_watch_list_is_as_the_apiservers_and_no_larger() {
-    const STATE: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
     let Some(bed) = bed::quiet("compressed-watches").await else { return };
     let proxy = Plan::tls().start(&bed).await;
     for (resource, count, bytes) in [("configmaps", 30, 3_000), ("pods", 1_000, 0)] {
         let namespace = fill(&bed, &format!("watched-{resource}"), (resource, count, bytes), "random").await;
+        let path = format!("/api/v1/namespaces/{namespace}/{resource}");
         for form in [JSON, PROTOBUF] {
-            let what = format!("{count} {resource} in {}", form.trim_start_matches("application/"));
-            let path = format!("/api/v1/namespaces/{namespace}/{resource}?timeoutSeconds=8&{STATE}");
-            let plain = RequestSpec::get(&path).accept(form);
-            let request = plain.clone().header(ACCEPT_ENCODING, "gzip");
-            let (ours, theirs) = (proxy.client().fetch(request.clone()).await, bed.direct().fetch(request).await);
-            for header in ["content-type", "content-encoding", "vary"] {
-                assert_eq!(ours.header(header), theirs.header(header), "{what}: {header}");
-            }
-            assert!(ours.is_cached(), "{what}");
-            let (mine, its) = (gunzipped(&ours, &what), gunzip(&theirs.body));
-            let (ours_seen, theirs_seen) = (events(form, &mine), events(form, &its));
-            assert_eq!(theirs_seen.len(), count, "{what}");
-            assert!(ours_seen == theirs_seen, "{what}: other events");
-            let (plain, ours, theirs) = (mine.len(), ours.body.len(), theirs.body.len());
-            log_line(&format!("{what}: {plain} bytes, compressed {ours}, by the apiserver {theirs}"));
-            assert!(ours <= theirs + theirs / 1000, "{what}: {ours} bytes, and from the apiserver {theirs}");
+            let (ours, theirs) = compare_watch_list(&bed, &proxy, (resource, &path, count), form).await;
+            assert!(ours <= theirs + theirs / 1000, "{resource}: {ours} bytes, and from the apiserver {theirs}");
         }
     }
+    let Some(mut pod) = exemplar_pod(&bed) else { return log_line("SKIPPED: no exemplar pod in Go's module cache") };
+    let namespace = bed.namespace("watched-exemplars").await;
+    let path = format!("/api/v1/namespaces/{namespace}/pods");
+    pod["metadata"]["namespace"] = namespace.into();
+    create(&bed.direct(), &path, ("exemplar", EXEMPLARS), &pod).await;
+    for form in [JSON, PROTOBUF] {
+        let (ours, theirs) = compare_watch_list(&bed, &proxy, ("exemplar pods", &path, EXEMPLARS), form).await;
+        assert!(ours <= theirs, "{form}: {ours} bytes, and from the apiserver {theirs}");
+    }
 }
+
+const EXEMPLARS: usize = 300;

@@ -13,7 +13,7 @@ use crate::bed::{self, Http, Plan, Plane, RequestSpec, gunzip, kubectl, log_line
 use crate::reduced::{DROP, JSON, PROTOBUF};
 
 /// Returns upstream's exemplar pod, from the Go module that the test bed is built from.
-fn exemplar_pod(bed: &Plane) -> Option<Value> {
+pub fn exemplar_pod(bed: &Plane) -> Option<Value> {
     let module = include_str!("../kube/go.mod");
     let version = module.lines().find_map(|line| line.trim().strip_prefix("k8s.io/apiserver "))?;
     let output = Command::new("go").args(["env", "GOMODCACHE"]).output().ok()?;
@@ -63,7 +63,7 @@ async fn put_status(direct: &Http, path: &str, manager: &str, object: &Value) ->
 }
 
 /// Creates objects with their status.
-async fn create(direct: &Http, path: &str, (what, count): (&str, usize), object: &Value) {
+pub async fn create(direct: &Http, path: &str, (what, count): (&str, usize), object: &Value) {
     for number in 0..count {
         let name = format!("{what}-{number}");
         let object = named(object.clone(), &name);

@@ -242,22 +242,34 @@ impl Between {
     }
 }
 
-async fn leaf_of(between: &Between) -> App {
-    let leaf = direct::in_front_of(&between.stub.url()).run().await;
-    leaf.discovered().await;
-    filled(&leaf).await;
-    leaf
+/// A leaf with pods, and what its zone sends it.
+struct Scene {
+    up: RunningDemoApiserver,
+    history: History,
+    _zone: App,
+    between: Between,
+    leaf: App,
+}
+
+impl Scene {
+    /// Starts the stub as [`Between::start`] does.
+    async fn start(seed: u64, alter: Option<fn(&str) -> String>) -> Self {
+        let up = demo::upstream().pods(20).seed(seed).run().await;
+        let history = History::begin(&up, PODS).await;
+        let zone = direct::app(&up).run().await;
+        zone.discovered().await;
+        let between = Between::start(&zone, alter).await;
+        let leaf = direct::in_front_of(&between.stub.url()).run().await;
+        leaf.discovered().await;
+        filled(&leaf).await;
+        Self { up, history, _zone: zone, between, leaf }
+    }
 }
 
 /// A zone that damages differences costs the leaf two streams between two ends of them, however often it does that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn damaged_difference_costs_one_whole_stream_and_no_event() {
-    let up = demo::upstream().pods(20).seed(84).run().await;
-    let mut history = History::begin(&up, PODS).await;
-    let zone = direct::app(&up).run().await;
-    zone.discovered().await;
-    let between = Between::start(&zone, None).await;
-    let leaf = leaf_of(&between).await;
+    let Scene { up, mut history, between, leaf, _zone } = Scene::start(84, None).await;
     let watch = leaf.watch(PODS).from(history.from).await;
     watch.reached(up.churn(20).await).await;
     assert!(metric(&leaf, RECEIVED).await > 0);
@@ -291,12 +303,7 @@ async fn damaged_difference_costs_one_whole_stream_and_no_event() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn zone_that_damages_every_difference_is_not_asked_in_a_loop() {
     const ROUNDS: usize = 5;
-    let up = demo::upstream().pods(20).seed(88).run().await;
-    let mut history = History::begin(&up, PODS).await;
-    let zone = direct::app(&up).run().await;
-    zone.discovered().await;
-    let between = Between::start(&zone, None).await;
-    let leaf = leaf_of(&between).await;
+    let Scene { up, mut history, between, leaf, _zone } = Scene::start(88, None).await;
     between.lies.lock().extend([Part::Digest; 1_000]);
     let watch = leaf.watch(PODS).from(history.from).await;
     let mut last = 0;
@@ -319,13 +326,8 @@ async fn zone_that_damages_every_difference_is_not_asked_in_a_loop() {
 /// The leaf has listed other bytes for the same versions than its zone has, as after a change of the zone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn zone_with_other_bytes_costs_one_whole_stream_and_no_event() {
-    let up = demo::upstream().pods(20).seed(89).run().await;
-    let mut history = History::begin(&up, PODS).await;
-    let zone = direct::app(&up).run().await;
-    zone.discovered().await;
     let age = |text: &str| text.replace(r#""creationTimestamp":"20"#, r#""creationTimestamp":"19"#);
-    let between = Between::start(&zone, Some(age)).await;
-    let leaf = leaf_of(&between).await;
+    let Scene { up, mut history, between, leaf, _zone } = Scene::start(89, Some(age)).await;
     let watch = leaf.watch(PODS).from(history.from).await;
     between.cut.send_replace(());
     eventually("differences are requested", || async { between.watches().0 > 1 }).await;

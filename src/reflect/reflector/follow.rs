@@ -45,8 +45,7 @@ impl Reflector {
         let resume_marker = self.continuity.resume_marker(&self.upstream.feed.reader);
         let from = resume_marker.as_ref().map_or(at, ResumeMarker::before);
         let path = spec.key.url(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}"));
-        let deltas_after = self.delta_error.is_none().then_some(at);
-        match self.upstream.open(UpstreamRequestCause::Watch, &path, deltas_after).await {
+        match self.upstream.open(UpstreamRequestCause::Watch, &path, Some(at)).await {
             Ok(stream) => Ok((stream, resume_marker)),
             Err(error) => Err((classify(error), resume_marker)),
         }
@@ -188,12 +187,7 @@ impl Reflector {
                 }
                 return Err(if error.is_expired() { self.expired(at, error) } else { listed(error.into()) });
             }
-            Err(ended) => {
-                if let WatchStreamEnd::Failed(UpstreamError::Wire(WireError::Delta(error))) = ended {
-                    self.delta_error = Some(error);
-                }
-                return Err(listed(ended.into()));
-            }
+            Err(ended) => return Err(listed(ended.into())),
         };
         // The check detects the feed's own growth before the next event. If other feeds grow, the supervisor is
         // notified that this one exceeds its memory while it waits.
@@ -202,7 +196,6 @@ impl Reflector {
         }
         match applied {
             Ok(Some(rv)) => {
-                self.delta_error = None;
                 self.complete.advanced(is_bookmark, at, rv, Instant::now());
                 self.relists.end_row();
                 self.record_progress();

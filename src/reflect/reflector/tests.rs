@@ -36,6 +36,7 @@ fn hands() -> Hands {
         feed: feed.clone(),
         reader: reader.clone(),
         lists_only: Arc::default(),
+        wants_plain: Arc::default(),
         body_encoders: Arc::new(BodyEncoderTracker::new(feed.clone())),
         findings,
     };

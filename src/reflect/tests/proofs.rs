@@ -80,6 +80,14 @@ async fn write_to_other_resource_is_proven_irrelevant_by_one_list() {
     let took = scene.proof().await;
     assert!(took < seconds(1), "{took:?}");
     assert_eq!((scene.said("equality"), scene.said("catch_up")), (1, 0));
+    let requests = scene.up.requests();
+    let of_versions = |accept: &http::HeaderValue| accept.to_str().is_ok_and(|text| text.contains("ObjectMetadata"));
+    let list = requests.iter().find(|request| request.headers.get(http::header::ACCEPT).is_some_and(of_versions));
+    let headers = &list.expect("it lists the versions").headers;
+    assert_eq!(
+        headers.get(crate::upstream::PROXY_ACCEPT_ENCODING).map(http::HeaderValue::as_bytes),
+        Some(&b"gzip"[..])
+    );
 }
 
 #[tokio::test(start_paused = true)]
