@@ -73,7 +73,7 @@ pub use metrics::describe;
 pub use named_callers::NamedCallers;
 pub use namespace_access_decisions::NamespaceAccess;
 pub use rbac::{
-    AffectedNamespaces, AffectedUsers, BindingSubjects, ObjectNames, RbacEvent, RbacGrant, RbacKind, RbacObjectKey,
+    AffectedNamespaces, AffectedUsers, BySubject, ObjectNames, RbacEvent, RbacGrant, RbacKind, RbacObjectKey,
     RbacPolicy,
 };
 

@@ -17,8 +17,8 @@ fn change(event: &str, object: &Value) -> RbacEvent {
 
 fn named(affected: Option<AffectedUsers>) -> Vec<String> {
     let Some(AffectedUsers::Only(subjects)) = affected else { return Vec::new() };
-    let groups = subjects.groups().map(|group| format!("group {group}"));
-    let mut names: Vec<_> = subjects.users().map(str::to_owned).chain(groups).collect();
+    let groups = subjects.groups.keys().map(|group| format!("group {group}"));
+    let mut names: Vec<_> = subjects.users.keys().cloned().chain(groups).collect();
     names.sort();
     names
 }
