@@ -40,6 +40,7 @@ mod recheck_schedule;
 mod review_permission;
 mod review_purpose;
 mod review_queue;
+mod reviewed_namespace_limit;
 #[cfg(test)]
 mod tests;
 mod token_reviewer;

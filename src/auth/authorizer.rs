@@ -10,10 +10,11 @@ use super::authenticator::{AuthenticatedCaller, Authenticator, Caller, FrontProx
 use super::credential::{AuthenticatedIdentity, Credential};
 use super::grant_leases::GrantLeases;
 use super::impersonation::{Impersonation, ImpersonationDenied};
-use super::namespace_access_decisions::{NamespaceDecisions, ReviewedNamespaceLimit};
+use super::namespace_access_decisions::NamespaceDecisions;
 use super::policy_changes::{PolicyChanges, PolicyRecheckRounds};
 use super::rbac_authorizer::{RbacAuthorizer, RbacChange};
 use super::review_purpose::ReviewPurpose;
+use super::reviewed_namespace_limit::ReviewedNamespaceLimit;
 use super::token_reviewer::TokenReviewPurpose;
 use super::token_verifier::TokenVerifier;
 use super::{

@@ -87,7 +87,7 @@ impl AffectedNamespaces {
 
     /// Whether permissions in `namespace` may have changed. An access without a namespace covers all of them, and no
     /// binding inside a namespace can grant it.
-    fn contains(&self, namespace: &str) -> bool {
+    pub(in crate::auth) fn contains(&self, namespace: &str) -> bool {
         match self {
             Self::Everywhere => true,
             Self::Within(namespaces) => namespaces.contains(namespace),
