@@ -33,12 +33,8 @@ pub struct RbacPolicy {
 pub struct RbacGrant {
     /// The reason that the apiserver gives.
     pub reason: String,
-    pub binding: RbacObjectKey,
-    /// The `resourceVersion` of the binding.
-    pub binding_version: String,
-    pub role: RbacObjectKey,
-    /// The `resourceVersion` of the role.
-    pub role_version: String,
+    /// The binding and the role, each with its `resourceVersion`.
+    pub objects: [(RbacObjectKey, String); 2],
 }
 
 /// Names of objects of one kind.
@@ -228,10 +224,7 @@ impl RbacPolicy {
         };
         Some(RbacGrant {
             reason: binding.reason(key, subject),
-            binding: binding.key.clone(),
-            binding_version: binding.version.clone(),
-            role: key.clone(),
-            role_version: role.version.clone(),
+            objects: [(binding.key.clone(), binding.version.clone()), (key.clone(), role.version.clone())],
         })
     }
 
