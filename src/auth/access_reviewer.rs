@@ -10,9 +10,7 @@ use super::policy_changes::PolicyChanges;
 use super::rbac_authorizer::{LocalDecision, RbacAuthorizer, RulesUnknown};
 use super::review_permission::ReviewResource;
 use super::review_purpose::ReviewPurpose;
-use super::review_queue::{
-    LEASE_WAIT_MAX, ReviewCharge, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey,
-};
+use super::review_queue::{LEASE_WAIT_MAX, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey};
 use super::{AffectedUsers, AuthConfig, GrantError, ObjectNames, metrics};
 use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamRequestCause};
 use base::{CoalescingCache, random};
@@ -180,8 +178,8 @@ impl AccessReviewer {
         user: &User,
         access: &AccessAttributes,
     ) -> Result<(Instant, AccessReviewResult), GrantError> {
-        let charge = ReviewCharge { class, key: ReviewRateLimitKey::User(FlowDistinguisher::from_user(user)) };
-        let reviewed = self.queue.send(&[charge], self.reviews.review_access(cause, user, access)).await?;
+        let key = ReviewRateLimitKey::User(FlowDistinguisher::from_user(user));
+        let reviewed = self.queue.send(&[(class, key)], self.reviews.review_access(cause, user, access)).await?;
         self.queue.count(if reviewed.1.allowed { "allowed" } else { "denied" });
         Ok(reviewed)
     }

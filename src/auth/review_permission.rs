@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, timeout};
 
 use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamError};
 use base::{Backoff, BackoffBounds, LogRateLimit, ReadinessGuard, ReadinessTracker};
@@ -105,14 +105,11 @@ impl ReviewCreationPermission {
     }
 
     async fn run(self: &Arc<Self>, reviews: &dyn ReviewClient, ready: &ReadinessTracker, guard: ReadinessGuard) {
-        let resource = self.review_resource.resource;
-        let mut state = self.state.subscribe();
-        let mut backoff = Backoff::new(RECHECK);
-        let mut guard = Some(guard);
-        let (mut was_checked, failures) = (false, LogRateLimit::default());
+        let (resource, failures) = (self.review_resource.resource, LogRateLimit::default());
+        let (mut state, mut backoff) = (self.state.subscribe(), Backoff::new(RECHECK));
+        let (mut guard, mut is_first) = (Some(guard), true);
         loop {
-            let now = *state.borrow_and_update();
-            if now == ReviewCreationState::Granted {
+            if *state.borrow_and_update() == ReviewCreationState::Granted {
                 if guard.take().is_some() {
                     tracing::info!(resource, "the proxy's account may create reviews");
                 }
@@ -122,29 +119,22 @@ impl ReviewCreationPermission {
                 }
                 continue;
             }
-            let lost = guard.is_none();
+            is_first &= guard.is_some();
             guard.get_or_insert_with(|| self.readiness_guard(ready));
-            if was_checked || lost {
+            if !std::mem::take(&mut is_first) {
                 if let Some(checks) = failures.failed(Instant::now()) {
-                    match now {
-                        ReviewCreationState::Refused(code) => tracing::warn!(
-                            resource,
-                            code,
-                            checks,
-                            "proxy not ready: reviews are refused (401: check its credentials; 403: grant create in RBAC)"
-                        ),
-                        _ => tracing::warn!(resource, checks, "proxy not ready: {}", self.unanswered()),
-                    }
+                    tracing::warn!(
+                        resource,
+                        checks,
+                        reason = self.reason(),
+                        "proxy not ready: it may not create reviews"
+                    );
                 }
-                let pause = backoff.failed(Instant::now());
-                tokio::select! {
-                    biased;
-                    // `self` owns the sender, so waiting cannot fail.
-                    _ = state.wait_for(|state| *state == ReviewCreationState::Granted) => continue,
-                    () = sleep(pause) => {}
+                let granted = state.wait_for(|state| *state == ReviewCreationState::Granted);
+                if timeout(backoff.failed(Instant::now()), granted).await.is_ok() {
+                    continue;
                 }
             }
-            was_checked = true;
             self.check(reviews).await;
         }
     }
