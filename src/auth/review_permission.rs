@@ -5,7 +5,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamError};
 use base::{Backoff, BackoffBounds, LogRateLimit, ReadinessGuard, ReadinessTracker};
-use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes};
+use kubeapi::AccessAttributes;
 use tokio::sync::watch;
 
 /// A resource of reviews about callers.
@@ -59,14 +59,8 @@ impl ReviewResource {
     };
 
     /// Returns the access that creates these reviews.
-    fn creation(self) -> AccessAttributes {
-        let target = ResourceAccessAttributes {
-            group: self.group.to_owned(),
-            version: "v1".to_owned(),
-            resource: self.resource.to_owned(),
-            ..ResourceAccessAttributes::default()
-        };
-        AccessAttributes { verb: "create".to_owned(), target: AccessTarget::Resource(Box::new(target)) }
+    pub(super) fn creation(self) -> AccessAttributes {
+        AccessAttributes::of_v1("create", self.group, self.resource)
     }
 }
 
@@ -100,42 +94,36 @@ impl ReviewCreationPermission {
         reviews: Arc<dyn ReviewClient>,
         ready: ReadinessTracker,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let guard = self.readiness_guard(&ready);
-        async move { self.run(&*reviews, &ready, guard).await }
-    }
-
-    async fn run(self: &Arc<Self>, reviews: &dyn ReviewClient, ready: &ReadinessTracker, guard: ReadinessGuard) {
-        let (resource, failures) = (self.review_resource.resource, LogRateLimit::default());
-        let (mut state, mut backoff) = (self.state.subscribe(), Backoff::new(RECHECK));
-        let (mut guard, mut is_first) = (Some(guard), true);
-        loop {
-            if *state.borrow_and_update() == ReviewCreationState::Granted {
-                if guard.take().is_some() {
-                    tracing::info!(resource, "the proxy's account may create reviews");
-                }
-                backoff.succeeded(Instant::now());
-                if state.changed().await.is_err() {
-                    return;
-                }
-                continue;
-            }
-            is_first &= guard.is_some();
-            guard.get_or_insert_with(|| self.readiness_guard(ready));
-            if !std::mem::take(&mut is_first) {
-                if let Some(checks) = failures.failed(Instant::now()) {
-                    tracing::warn!(
-                        resource,
-                        checks,
-                        reason = self.reason(),
-                        "proxy not ready: it may not create reviews"
-                    );
-                }
-                let granted = state.wait_for(|state| *state == ReviewCreationState::Granted);
-                if timeout(backoff.failed(Instant::now()), granted).await.is_ok() {
+        let mut guard = Some(self.readiness_guard(&ready));
+        async move {
+            let (resource, failures) = (self.review_resource.resource, LogRateLimit::default());
+            let (mut state, mut backoff) = (self.state.subscribe(), Backoff::new(RECHECK));
+            let mut is_first = true;
+            loop {
+                if *state.borrow_and_update() == ReviewCreationState::Granted {
+                    if guard.take().is_some() {
+                        tracing::info!(resource, "the proxy's account may create reviews");
+                    }
+                    backoff.succeeded(Instant::now());
+                    if state.changed().await.is_err() {
+                        return;
+                    }
                     continue;
                 }
+                is_first &= guard.is_some();
+                guard.get_or_insert_with(|| self.readiness_guard(&ready));
+                if !std::mem::take(&mut is_first) {
+                    if let Some(checks) = failures.failed(Instant::now()) {
+                        let reason = self.reason();
+                        tracing::warn!(resource, checks, reason, "proxy not ready: it cannot create reviews");
+                    }
+                    let granted = state.wait_for(|state| *state == ReviewCreationState::Granted);
+                    if timeout(backoff.failed(Instant::now()), granted).await.is_ok() {
+                        continue;
+                    }
+                }
+                self.check(&*reviews).await;
             }
-            self.check(reviews).await;
         }
     }
 
