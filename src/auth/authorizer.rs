@@ -150,17 +150,10 @@ impl Authorizer {
     /// Whether a downstream proxy may create this review on behalf of one of its callers.
     pub async fn allows_proxy(&self, caller: &Caller, info: &RequestInfo) -> bool {
         let Some(shared) = &self.delegated else { return true };
-        match shared.known(caller) {
-            Err(_) => false,
-            Ok(None) => true,
-            Ok(Some(known)) => {
-                let reviewer = &shared.authenticator.access_reviewer;
-                reviewer
-                    .allows_proxy(&known.user, &Arc::new(AccessAttributes::from_request(info)), &shared.changes)
-                    .await
-                    .is_ok()
-            }
-        }
+        let Ok(known) = shared.known(caller) else { return false };
+        let Some(known) = known else { return true };
+        let (reviewer, access) = (&shared.authenticator.access_reviewer, AccessAttributes::from_request(info));
+        reviewer.allows_proxy(&known.user, &Arc::new(access), &shared.changes).await.is_ok()
     }
 
     /// Grants a read: all of it or, of a `filterable` collection, the namespaces in which the caller may perform the same
@@ -238,9 +231,9 @@ impl Authorizer {
     /// Replaces all objects of a kind of RBAC objects, whose watch has begun. `None` stands for an object that cannot be
     /// decoded.
     pub fn load_policy(&self, kind: RbacKind, objects: impl IntoIterator<Item = Option<RbacEvent>>) {
-        if let Some(rbac) = self.rbac() {
-            rbac.load(kind, objects);
-            self.policy_watch_started();
+        if let Some(shared) = &self.delegated {
+            shared.authenticator.access_reviewer.rbac.load(kind, objects);
+            shared.changes.watch_started();
         }
     }
 
@@ -254,16 +247,20 @@ impl Authorizer {
     /// Applies a change of an RBAC object; `None` stands for one that cannot be decoded. Returns whether it may affect
     /// anyone.
     pub fn apply_policy_change(&self, kind: RbacKind, change: Option<RbacEvent>) -> bool {
-        let affected = self.rbac().and_then(|rbac| rbac.apply(kind, change));
-        affected.iter().for_each(|affected| self.policy_changed(affected));
+        let Some(shared) = &self.delegated else { return false };
+        let affected = shared.authenticator.access_reviewer.rbac.apply(kind, change);
+        // Upstream's authorizers may see the change a moment earlier or later.
+        affected.iter().for_each(|affected| shared.changes.add(affected));
         affected.is_some()
     }
 
     /// Records whether changes of a kind of RBAC objects are received as they happen; if not, since when. They are
     /// received later, or the watch restarts.
     pub fn set_policy_feed(&self, kind: RbacKind, stale_since: Option<Instant>) {
-        if let Some(rbac) = self.rbac() {
-            self.set_policy_watched(rbac.set_live(kind, stale_since));
+        if let Some(shared) = &self.delegated {
+            let is_watched = shared.authenticator.access_reviewer.rbac.set_live(kind, stale_since);
+            metrics::policy_watched(is_watched);
+            shared.changes.set_open(is_watched);
         }
     }
 
@@ -285,19 +282,9 @@ impl Authorizer {
         Some(&self.delegated.as_ref()?.authenticator.access_reviewer.rbac)
     }
 
-    /// Records a policy change. Upstream's authorizers may see it a moment earlier or later. A burst of changes costs
-    /// hardly more than one.
-    pub(super) fn policy_changed(&self, affected: &AffectedUsers) {
-        if let Some(shared) = &self.delegated {
-            shared.changes.add(affected);
-        }
-    }
-
-    /// Records that the watch of one more kind of policy objects has begun. Earlier changes may have been missed.
-    pub(super) fn policy_watch_started(&self) {
-        if let Some(shared) = &self.delegated {
-            shared.changes.watch_started();
-        }
+    #[cfg(test)]
+    pub(super) fn changes(&self) -> &PolicyChanges {
+        &self.delegated.as_ref().expect("it delegates").changes
     }
 
     /// Keeps `ready` from being ready while the proxy may not create reviews; `None` if it creates none. The guards are
@@ -310,14 +297,6 @@ impl Authorizer {
     /// lease and of the end of the last.
     pub fn leases(&self) -> Option<watch::Receiver<usize>> {
         self.delegated.as_ref().map(|shared| shared.leases.count())
-    }
-
-    /// Records whether all policy changes are received as they happen.
-    pub(super) fn set_policy_watched(&self, is_watched: bool) {
-        metrics::policy_watched(is_watched);
-        if let Some(shared) = &self.delegated {
-            shared.changes.set_open(is_watched);
-        }
     }
 
     /// Returns the time since which no policy change was received; `None` if changes would not be received at once.
@@ -440,10 +419,10 @@ async fn apply_policy_changes(
         let removed = if is_missed { &AffectedUsers::Everyone } else { &affected };
         authenticator.access_reviewer.remove_affected(removed).await;
         if is_missed {
-            leases.recheck_missed().await;
+            leases.recheck(&AffectedUsers::Everyone, true).await;
         }
         if !affected.is_none() {
-            leases.recheck(&affected).await;
+            leases.recheck(&affected, false).await;
         }
     }
 }

@@ -98,6 +98,23 @@ async fn time_to_end(token: &CancellationToken) -> Duration {
     began.elapsed()
 }
 
+impl Authorizer {
+    /// Records a policy change, as the watches of RBAC objects report it.
+    fn policy_changed(&self, affected: &AffectedUsers) {
+        self.changes().add(affected);
+    }
+
+    /// Records that the watch of one more kind of policy objects has begun.
+    fn policy_watch_started(&self) {
+        self.changes().watch_started();
+    }
+
+    /// Records whether all policy changes are received as they happen.
+    fn set_policy_watched(&self, is_watched: bool) {
+        self.changes().set_open(is_watched);
+    }
+}
+
 impl ReadGrant {
     fn end_token(&self) -> CancellationToken {
         self.lease.as_ref().expect("it is that of a watch").state.end_token.clone()
