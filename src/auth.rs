@@ -112,7 +112,7 @@ pub enum TokenIdentification {
     Local,
 }
 
-/// The settings of delegated authentication and authorization (R-AUTHN-1, R-THREAT-7).
+/// The settings of delegated authentication and authorization (R-AUTHN-1, R-THREAT-7). `config` has the defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthConfig {
     /// Where the tokens of service accounts are verified.
@@ -199,34 +199,5 @@ impl AuthConfig {
     /// Returns the interval at which a user's permissions are checked again when no change is seen.
     fn recheck_of(&self, user: &User) -> Duration {
         if user.is_node() { self.recheck.max(self.recheck_nodes) } else { self.recheck }
-    }
-}
-
-impl Default for AuthConfig {
-    fn default() -> Self {
-        Self {
-            identify: TokenIdentification::Ask,
-            audiences: Vec::new(),
-            token_ttl: Duration::from_secs(10),
-            allowed_ttl: Duration::from_secs(10),
-            denied_ttl: Duration::from_secs(5),
-            recheck: Duration::from_secs(60),
-            recheck_rbac: Duration::from_secs(600),
-            recheck_nodes: Duration::from_secs(600),
-            recheck_tokens: Duration::from_millis(10),
-            outage_grace: Duration::from_secs(300),
-            anonymous: false,
-            decide: AccessDecider::Ask,
-            compare_one_in: 1_000,
-            accesses_per_user: 200,
-            accesses_burst_per_user: 3_000,
-            accesses: 5_000,
-            reviews: 500,
-            reviews_per_source: 20,
-            reviews_burst_per_source: 200,
-            lease_reviews: 2_500,
-            namespaces: 4_000,
-            namespaces_per_user: 500,
-        }
     }
 }

@@ -29,11 +29,12 @@ use tokio::sync::watch;
 /// Authenticates callers and authorizes their requests.
 #[derive(Clone)]
 pub struct Authorizer {
+    config: Arc<AuthConfig>,
     delegated: Option<Arc<DelegatedAuthorizer>>,
 }
 
 struct DelegatedAuthorizer {
-    config: AuthConfig,
+    config: Arc<AuthConfig>,
     authenticator: Arc<Authenticator>,
     leases: Arc<GrantLeases>,
     /// The limit on the namespaces that open watches depend on.
@@ -74,7 +75,7 @@ const NAMESPACE_REVIEW_SECONDS: u32 = 4;
 impl Authorizer {
     /// Creates an authorizer that treats every caller as the proxy itself.
     pub fn open() -> Self {
-        Self { delegated: None }
+        Self { config: Arc::default(), delegated: None }
     }
 
     /// Creates an authorizer that delegates every decision to upstream.
@@ -109,8 +110,9 @@ impl Authorizer {
         if authenticator.access_reviewer.rbac.is_configured() || authenticator.verifier().is_some() {
             tasks.spawn_critical("comparisons", comparison::run(authenticator.clone()));
         }
+        let config = Arc::new(config);
         let shared = DelegatedAuthorizer { config, authenticator, leases, quota, changes, client, own_user, release };
-        Self { delegated: Some(Arc::new(shared)) }
+        Self { config: shared.config.clone(), delegated: Some(Arc::new(shared)) }
     }
 
     /// Whether every caller is treated as the proxy itself.
@@ -305,8 +307,8 @@ impl Authorizer {
     }
 
     /// Returns the configuration, whose TTLs bound the age of cached decisions.
-    pub fn config(&self) -> AuthConfig {
-        self.delegated.as_ref().map(|shared| shared.config.clone()).unwrap_or_default()
+    pub fn config(&self) -> &AuthConfig {
+        &self.config
     }
 }
 
