@@ -41,6 +41,7 @@ mod review_permission;
 mod review_purpose;
 mod review_queue;
 mod reviewed_namespace_limit;
+mod sha256;
 #[cfg(test)]
 mod tests;
 mod token_reviewer;

@@ -18,6 +18,7 @@ use rustls::pki_types::{
 use webpki::{EndEntityCert, KeyUsage, VerifiedPath, anchor_from_trusted_cert};
 use x509_parser::prelude::{FromDer, X509Certificate, X509Version};
 
+use super::sha256::sha256_of;
 use crate::upstream::CredentialId;
 use kubeapi::User;
 
@@ -158,9 +159,7 @@ impl CertificateAuthorities {
         // Of two authorities with one name and key, the one that expires later is tried first.
         authorities.sort_by_key(|(_, root)| std::cmp::Reverse(root.validity.to));
         let (anchors, roots) = authorities.into_iter().unzip();
-        let mut hash = digest::Context::new(&digest::SHA256);
-        certificates.iter().for_each(|der| hash.update(der));
-        let id = hash.finish().as_ref().try_into().expect("SHA-256 has 32 bytes");
+        let id = sha256_of(&certificates);
         let algorithms = rustls::crypto::ring::default_provider().signature_verification_algorithms.all;
         Ok(Self { algorithms, id, anchors, roots })
     }
@@ -349,13 +348,7 @@ impl<'a> SignatureCheckCache<'a> {
 
 impl SignatureVerificationAlgorithm for SignatureCheckCache<'_> {
     fn verify_signature(&self, key: &[u8], message: &[u8], signature: &[u8]) -> Result<(), InvalidSignature> {
-        let mut inputs = digest::Context::new(&digest::SHA256);
-        // Lengths first, so that no two inputs have the same encoding.
-        for part in [key, message, signature] {
-            inputs.update(&(part.len() as u64).to_be_bytes());
-            inputs.update(part);
-        }
-        let inputs = inputs.finish().as_ref().try_into().expect("SHA-256 has 32 bytes");
+        let inputs = sha256_of(&(key, message, signature));
         let check = || self.algorithm.verify_signature(key, message, signature).is_ok();
         if *self.results.lock().entry(inputs).or_insert_with(check) { Ok(()) } else { Err(InvalidSignature) }
     }
