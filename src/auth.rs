@@ -40,6 +40,8 @@ mod recheck_schedule;
 mod review_permission;
 mod review_purpose;
 mod review_queue;
+mod reviewed_namespace_limit;
+mod sha256;
 #[cfg(test)]
 mod tests;
 mod token_reviewer;
@@ -73,7 +75,7 @@ pub use metrics::describe;
 pub use named_callers::NamedCallers;
 pub use namespace_access_decisions::NamespaceAccess;
 pub use rbac::{
-    AffectedNamespaces, AffectedUsers, BindingSubjects, ObjectNames, RbacEvent, RbacGrant, RbacKind, RbacObjectKey,
+    AffectedNamespaces, AffectedUsers, BySubject, ObjectNames, RbacEvent, RbacGrant, RbacKind, RbacObjectKey,
     RbacPolicy,
 };
 
@@ -111,7 +113,7 @@ pub enum TokenIdentification {
     Local,
 }
 
-/// The settings of delegated authentication and authorization (R-AUTHN-1, R-THREAT-7).
+/// The settings of delegated authentication and authorization (R-AUTHN-1, R-THREAT-7). `config` has the defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthConfig {
     /// Where the tokens of service accounts are verified.
@@ -198,34 +200,5 @@ impl AuthConfig {
     /// Returns the interval at which a user's permissions are checked again when no change is seen.
     fn recheck_of(&self, user: &User) -> Duration {
         if user.is_node() { self.recheck.max(self.recheck_nodes) } else { self.recheck }
-    }
-}
-
-impl Default for AuthConfig {
-    fn default() -> Self {
-        Self {
-            identify: TokenIdentification::Ask,
-            audiences: Vec::new(),
-            token_ttl: Duration::from_secs(10),
-            allowed_ttl: Duration::from_secs(10),
-            denied_ttl: Duration::from_secs(5),
-            recheck: Duration::from_secs(60),
-            recheck_rbac: Duration::from_secs(600),
-            recheck_nodes: Duration::from_secs(600),
-            recheck_tokens: Duration::from_millis(10),
-            outage_grace: Duration::from_secs(300),
-            anonymous: false,
-            decide: AccessDecider::Ask,
-            compare_one_in: 1_000,
-            accesses_per_user: 200,
-            accesses_burst_per_user: 3_000,
-            accesses: 5_000,
-            reviews: 500,
-            reviews_per_source: 20,
-            reviews_burst_per_source: 200,
-            lease_reviews: 2_500,
-            namespaces: 4_000,
-            namespaces_per_user: 500,
-        }
     }
 }

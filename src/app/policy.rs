@@ -237,8 +237,8 @@ impl RbacFeedLiveness {
     }
 }
 
-/// Completes when the cursor has frames of RBAC changes. Returns false if the cursor's history is lost.
-async fn pull(cursor: &mut FeedCursor, frames: &mut Vec<Bytes>) -> bool {
+/// Completes when the cursor has frames of changes. Returns false if the cursor's history is lost.
+pub(super) async fn pull(cursor: &mut FeedCursor, frames: &mut Vec<Bytes>) -> bool {
     std::future::poll_fn(|cx| match cursor.pull(ROOM, Some(cx.waker()), frames) {
         PullResult::Frames { .. } => Poll::Ready(true),
         PullResult::CaughtUp { .. } => Poll::Pending,

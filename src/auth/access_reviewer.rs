@@ -1,8 +1,6 @@
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ring::digest;
 use tokio::time::Instant;
 
 use super::comparison_queue::{ComparedAnswer, ComparisonQueue};
@@ -10,9 +8,8 @@ use super::policy_changes::PolicyChanges;
 use super::rbac_authorizer::{LocalDecision, RbacAuthorizer, RulesUnknown};
 use super::review_permission::ReviewResource;
 use super::review_purpose::ReviewPurpose;
-use super::review_queue::{
-    LEASE_WAIT_MAX, ReviewCharge, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey,
-};
+use super::review_queue::{LEASE_WAIT_MAX, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey};
+use super::sha256::sha256_of;
 use super::{AffectedUsers, AuthConfig, GrantError, ObjectNames, metrics};
 use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamRequestCause};
 use base::{CoalescingCache, random};
@@ -34,11 +31,7 @@ pub(super) struct AccessReviewer {
 
 /// The cache key of a decision: a digest of a user and an access. It has the same length whatever texts a caller
 /// chooses, so that the decisions of one caller do not evict those of others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct AccessDecisionKey([u8; 32]);
-
-/// Hashes a value with SHA-256. The derived `Hash` of two values that differ feeds different bytes.
-struct Sha256Hasher(digest::Context);
+type AccessDecisionKey = [u8; 32];
 
 #[derive(Debug, Clone)]
 pub(super) struct AccessDecision {
@@ -95,7 +88,7 @@ impl AccessReviewer {
         if let Some(decision) = self.decide_here(user, access, purpose) {
             return Ok(decision);
         }
-        let key = AccessDecisionKey::new(user, access);
+        let key = sha256_of(&(user, access));
         let review = |_| async {
             let (class, cause) = class_and_cause(user, purpose);
             let (sent, result) = self.review(class, cause, user, access).await?;
@@ -180,8 +173,8 @@ impl AccessReviewer {
         user: &User,
         access: &AccessAttributes,
     ) -> Result<(Instant, AccessReviewResult), GrantError> {
-        let charge = ReviewCharge { class, key: ReviewRateLimitKey::User(FlowDistinguisher::from_user(user)) };
-        let reviewed = self.queue.send(&[charge], self.reviews.review_access(cause, user, access)).await?;
+        let key = ReviewRateLimitKey::User(FlowDistinguisher::from_user(user));
+        let reviewed = self.queue.send(&[(class, key)], self.reviews.review_access(cause, user, access)).await?;
         self.queue.count(if reviewed.1.allowed { "allowed" } else { "denied" });
         Ok(reviewed)
     }
@@ -196,7 +189,7 @@ impl AccessReviewer {
         access: &Arc<AccessAttributes>,
         changes: &PolicyChanges,
     ) -> Result<(), GrantError> {
-        let cached = self.decisions.get(&(ReviewPurpose::Proxy, AccessDecisionKey::new(user, access))).await;
+        let cached = self.decisions.get(&(ReviewPurpose::Proxy, sha256_of(&(user, access)))).await;
         let is_upheld = cached
             .is_some_and(|cached| cached.is_by_rbac() && changes.still_valid(cached.sent, self.config.recheck_rbac));
         let since = if is_upheld { None } else { Instant::now().checked_sub(self.config.recheck_of(user)) };
@@ -244,25 +237,6 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
         ReviewClass::NonResource => paths.clone(),
         ReviewClass::Comparison => comparisons.clone(),
     })
-}
-
-impl AccessDecisionKey {
-    fn new(user: &User, access: &AccessAttributes) -> Self {
-        let mut hasher = Sha256Hasher(digest::Context::new(&digest::SHA256));
-        (user, access).hash(&mut hasher);
-        Self(hasher.0.finish().as_ref().try_into().expect("SHA-256 has 32 bytes"))
-    }
-}
-
-impl Hasher for Sha256Hasher {
-    fn write(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    fn finish(&self) -> u64 {
-        let digest = self.0.clone().finish();
-        digest.as_ref().iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
-    }
 }
 
 impl AccessDecision {
@@ -343,8 +317,7 @@ mod tests {
             access("/apis/apps/v1/pods"),
             access("/version"),
         ];
-        let pairs =
-            users.iter().flat_map(|user| accesses.iter().map(move |access| AccessDecisionKey::new(user, access)));
+        let pairs = users.iter().flat_map(|user| accesses.iter().map(move |access| sha256_of(&(user, access))));
         assert_eq!(pairs.collect::<HashSet<_>>().len(), users.len() * accesses.len());
     }
 

@@ -10,10 +10,11 @@ use super::authenticator::{AuthenticatedCaller, Authenticator, Caller, FrontProx
 use super::credential::{AuthenticatedIdentity, Credential};
 use super::grant_leases::GrantLeases;
 use super::impersonation::{Impersonation, ImpersonationDenied};
-use super::namespace_access_decisions::{NamespaceDecisions, ReviewedNamespaceLimit};
+use super::namespace_access_decisions::NamespaceDecisions;
 use super::policy_changes::{PolicyChanges, PolicyRecheckRounds};
 use super::rbac_authorizer::{RbacAuthorizer, RbacChange};
 use super::review_purpose::ReviewPurpose;
+use super::reviewed_namespace_limit::ReviewedNamespaceLimit;
 use super::token_reviewer::TokenReviewPurpose;
 use super::token_verifier::TokenVerifier;
 use super::{
@@ -28,11 +29,12 @@ use tokio::sync::watch;
 /// Authenticates callers and authorizes their requests.
 #[derive(Clone)]
 pub struct Authorizer {
+    config: Arc<AuthConfig>,
     delegated: Option<Arc<DelegatedAuthorizer>>,
 }
 
 struct DelegatedAuthorizer {
-    config: AuthConfig,
+    config: Arc<AuthConfig>,
     authenticator: Arc<Authenticator>,
     leases: Arc<GrantLeases>,
     /// The limit on the namespaces that open watches depend on.
@@ -73,7 +75,7 @@ const NAMESPACE_REVIEW_SECONDS: u32 = 4;
 impl Authorizer {
     /// Creates an authorizer that treats every caller as the proxy itself.
     pub fn open() -> Self {
-        Self { delegated: None }
+        Self { config: Arc::default(), delegated: None }
     }
 
     /// Creates an authorizer that delegates every decision to upstream.
@@ -108,8 +110,9 @@ impl Authorizer {
         if authenticator.access_reviewer.rbac.is_configured() || authenticator.verifier().is_some() {
             tasks.spawn_critical("comparisons", comparison::run(authenticator.clone()));
         }
+        let config = Arc::new(config);
         let shared = DelegatedAuthorizer { config, authenticator, leases, quota, changes, client, own_user, release };
-        Self { delegated: Some(Arc::new(shared)) }
+        Self { config: shared.config.clone(), delegated: Some(Arc::new(shared)) }
     }
 
     /// Whether every caller is treated as the proxy itself.
@@ -149,17 +152,10 @@ impl Authorizer {
     /// Whether a downstream proxy may create this review on behalf of one of its callers.
     pub async fn allows_proxy(&self, caller: &Caller, info: &RequestInfo) -> bool {
         let Some(shared) = &self.delegated else { return true };
-        match shared.known(caller) {
-            Err(_) => false,
-            Ok(None) => true,
-            Ok(Some(known)) => {
-                let reviewer = &shared.authenticator.access_reviewer;
-                reviewer
-                    .allows_proxy(&known.user, &Arc::new(AccessAttributes::from_request(info)), &shared.changes)
-                    .await
-                    .is_ok()
-            }
-        }
+        let Ok(known) = shared.known(caller) else { return false };
+        let Some(known) = known else { return true };
+        let (reviewer, access) = (&shared.authenticator.access_reviewer, AccessAttributes::from_request(info));
+        reviewer.allows_proxy(&known.user, &Arc::new(access), &shared.changes).await.is_ok()
     }
 
     /// Grants a read: all of it or, of a `filterable` collection, the namespaces in which the caller may perform the same
@@ -237,9 +233,9 @@ impl Authorizer {
     /// Replaces all objects of a kind of RBAC objects, whose watch has begun. `None` stands for an object that cannot be
     /// decoded.
     pub fn load_policy(&self, kind: RbacKind, objects: impl IntoIterator<Item = Option<RbacEvent>>) {
-        if let Some(rbac) = self.rbac() {
-            rbac.load(kind, objects);
-            self.policy_watch_started();
+        if let Some(shared) = &self.delegated {
+            shared.authenticator.access_reviewer.rbac.load(kind, objects);
+            shared.changes.watch_started();
         }
     }
 
@@ -253,16 +249,21 @@ impl Authorizer {
     /// Applies a change of an RBAC object; `None` stands for one that cannot be decoded. Returns whether it may affect
     /// anyone.
     pub fn apply_policy_change(&self, kind: RbacKind, change: Option<RbacEvent>) -> bool {
-        let affected = self.rbac().and_then(|rbac| rbac.apply(kind, change));
-        affected.iter().for_each(|affected| self.policy_changed(affected));
+        let Some(shared) = &self.delegated else { return false };
+        let affected = shared.authenticator.access_reviewer.rbac.apply(kind, change);
+        // Upstream's authorizers may see the change a moment earlier or later.
+        affected.iter().for_each(|affected| shared.changes.add(affected));
         affected.is_some()
     }
 
     /// Records whether changes of a kind of RBAC objects are received as they happen; if not, since when. They are
     /// received later, or the watch restarts.
     pub fn set_policy_feed(&self, kind: RbacKind, stale_since: Option<Instant>) {
-        if let Some(rbac) = self.rbac() {
-            rbac.set_live(kind, stale_since, |is_watched| self.set_policy_watched(is_watched));
+        if let Some(shared) = &self.delegated {
+            shared.authenticator.access_reviewer.rbac.set_live(kind, stale_since, |is_watched| {
+                metrics::policy_watched(is_watched);
+                shared.changes.set_open(is_watched);
+            });
         }
     }
 
@@ -284,19 +285,9 @@ impl Authorizer {
         Some(&self.delegated.as_ref()?.authenticator.access_reviewer.rbac)
     }
 
-    /// Records a policy change. Upstream's authorizers may see it a moment earlier or later. A burst of changes costs
-    /// hardly more than one.
-    pub(super) fn policy_changed(&self, affected: &AffectedUsers) {
-        if let Some(shared) = &self.delegated {
-            shared.changes.add(affected);
-        }
-    }
-
-    /// Records that the watch of one more kind of policy objects has begun. Earlier changes may have been missed.
-    pub(super) fn policy_watch_started(&self) {
-        if let Some(shared) = &self.delegated {
-            shared.changes.watch_started();
-        }
+    #[cfg(test)]
+    pub(super) fn changes(&self) -> &PolicyChanges {
+        &self.delegated.as_ref().expect("it delegates").changes
     }
 
     /// Keeps `ready` from being ready while the proxy may not create reviews; `None` if it creates none. The guards are
@@ -311,22 +302,14 @@ impl Authorizer {
         self.delegated.as_ref().map(|shared| shared.leases.count())
     }
 
-    /// Records whether all policy changes are received as they happen.
-    pub(super) fn set_policy_watched(&self, is_watched: bool) {
-        metrics::policy_watched(is_watched);
-        if let Some(shared) = &self.delegated {
-            shared.changes.set_open(is_watched);
-        }
-    }
-
     /// Returns the time since which no policy change was received; `None` if changes would not be received at once.
     pub fn policy_unchanged_since(&self) -> Option<Instant> {
         self.delegated.as_ref()?.changes.unchanged_since()
     }
 
     /// Returns the configuration, whose TTLs bound the age of cached decisions.
-    pub fn config(&self) -> AuthConfig {
-        self.delegated.as_ref().map(|shared| shared.config.clone()).unwrap_or_default()
+    pub fn config(&self) -> &AuthConfig {
+        &self.config
     }
 }
 
@@ -439,10 +422,10 @@ async fn apply_policy_changes(
         let removed = if is_missed { &AffectedUsers::Everyone } else { &affected };
         authenticator.access_reviewer.remove_affected(removed).await;
         if is_missed {
-            leases.recheck_missed().await;
+            leases.recheck(&AffectedUsers::Everyone, true).await;
         }
         if !affected.is_none() {
-            leases.recheck(&affected).await;
+            leases.recheck(&affected, false).await;
         }
     }
 }

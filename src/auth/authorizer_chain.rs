@@ -3,12 +3,13 @@
 //! They review the proxy's own account, and a sample of the subjects of bindings. They show an authorizer that denies
 //! or allows one of these accesses. One that denies only other accesses is not found.
 
+use super::review_permission::ReviewResource;
 use super::{AccessDecider, MASTERS, RbacEvent, RbacKind, RbacPolicy};
 use crate::preflight::{CheckFinding, CheckOutcome};
 use crate::upstream::{
     AccessReviewResult, JsonListPage, ReviewClient, UpstreamClient, UpstreamError, UpstreamRequestCause, parse_json,
 };
-use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes, User, denied_access};
+use kubeapi::{AccessAttributes, AccessTarget, User, denied_access};
 
 /// An access that RBAC, evaluated here, and the apiserver have decided.
 struct ReviewedAccessSample {
@@ -73,8 +74,8 @@ async fn review(client: &UpstreamClient) -> Result<Vec<ReviewedAccessSample>, Sa
     let own = client.own_user().await?;
     let own_accesses = if own.groups.iter().any(|group| group == MASTERS) { Vec::new() } else { own_accesses() };
     for access in own_accesses {
-        let (local, upstream) = (reason(&policy, &own, &access), client.review_own_access(&access).await?);
-        samples.push(ReviewedAccessSample { user: own.name.clone(), access, local, upstream });
+        let upstream = client.review_own_access(&access).await?;
+        samples.push(ReviewedAccessSample::new(&policy, &own, access, upstream));
     }
     for (user, access) in policy.sample(SUBJECTS_MAX) {
         let upstream = match client.review_access(UpstreamRequestCause::DecisionCheck, &user, &access).await {
@@ -82,19 +83,9 @@ async fn review(client: &UpstreamClient) -> Result<Vec<ReviewedAccessSample>, Sa
             Err(error) if error.code() == Some(403) => break,
             result => result?,
         };
-        samples.push(ReviewedAccessSample {
-            local: reason(&policy, &user, &access),
-            user: user.name,
-            access,
-            upstream,
-        });
+        samples.push(ReviewedAccessSample::new(&policy, &user, access, upstream));
     }
     Ok(samples)
-}
-
-/// Returns the reason for which RBAC allows an access.
-fn reason(policy: &RbacPolicy, user: &User, access: &AccessAttributes) -> Option<String> {
-    policy.find_grant(user, access).map(|grant| grant.reason)
 }
 
 /// Loads the objects of a kind.
@@ -119,17 +110,10 @@ async fn load(client: &UpstreamClient, kind: RbacKind, policy: &mut RbacPolicy) 
 
 /// Returns accesses that a proxy needs: the lists that were just read, the reviews of callers, and a path.
 fn own_accesses() -> Vec<AccessAttributes> {
-    let resource = |verb: &str, group: &str, resource: &str| {
-        let (group, resource, version) = (group.to_owned(), resource.to_owned(), "v1".to_owned());
-        let target = ResourceAccessAttributes { group, version, resource, ..ResourceAccessAttributes::default() };
-        AccessAttributes { verb: verb.to_owned(), target: AccessTarget::Resource(Box::new(target)) }
-    };
-    let mut accesses: Vec<_> =
-        RbacKind::ALL.iter().map(|kind| resource("list", "rbac.authorization.k8s.io", kind.resource())).collect();
-    accesses.push(resource("create", "authentication.k8s.io", "tokenreviews"));
-    accesses.push(resource("create", "authorization.k8s.io", "subjectaccessreviews"));
-    accesses.push(AccessAttributes { verb: "get".to_owned(), target: AccessTarget::Path("/version".to_owned()) });
-    accesses
+    let list = |kind: RbacKind| AccessAttributes::of_v1("list", "rbac.authorization.k8s.io", kind.resource());
+    let reviews = [ReviewResource::TOKEN, ReviewResource::ACCESS].map(ReviewResource::creation);
+    let version = AccessAttributes { verb: "get".to_owned(), target: AccessTarget::Path("/version".to_owned()) };
+    RbacKind::ALL.map(list).into_iter().chain(reviews).chain([version]).collect()
 }
 
 impl SampleError {
@@ -148,6 +132,11 @@ impl SampleError {
 }
 
 impl ReviewedAccessSample {
+    fn new(policy: &RbacPolicy, user: &User, access: AccessAttributes, upstream: AccessReviewResult) -> Self {
+        let local = policy.find_grant(user, &access).map(|grant| grant.reason);
+        Self { user: user.name.clone(), access, local, upstream }
+    }
+
     fn evidence(&self) -> AuthorizerEvidence {
         let AccessReviewResult { allowed, reason } = &self.upstream;
         match (&self.local, allowed) {

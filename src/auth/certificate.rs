@@ -18,6 +18,7 @@ use rustls::pki_types::{
 use webpki::{EndEntityCert, KeyUsage, VerifiedPath, anchor_from_trusted_cert};
 use x509_parser::prelude::{FromDer, X509Certificate, X509Version};
 
+use super::sha256::sha256_of;
 use crate::upstream::CredentialId;
 use kubeapi::User;
 
@@ -27,15 +28,12 @@ pub type CertificateChain = Arc<[CertificateDer<'static>]>;
 /// The authorities that sign client certificates.
 pub struct CertificateAuthorities {
     algorithms: &'static [&'static dyn SignatureVerificationAlgorithm],
-    id: CertificateAuthoritiesId,
+    /// A digest of all certificates. The result of a verification by other authorities is not valid for these.
+    id: [u8; 32],
     /// The authorities in webpki's form, and in the same order the properties that webpki ignores.
     anchors: Vec<TrustAnchor<'static>>,
     roots: Vec<CaProperties>,
 }
-
-/// Identifies a set of authorities. A result of one set is not valid for another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct CertificateAuthoritiesId([u8; 32]);
 
 /// The checked properties of an authority besides its name and key.
 #[derive(Debug)]
@@ -90,7 +88,7 @@ pub struct PeerCertChain {
 /// The result of a chain's verification, valid for one set of authorities and a period.
 #[derive(Debug, Clone)]
 struct CachedVerification {
-    authorities_id: CertificateAuthoritiesId,
+    authorities_id: [u8; 32],
     from: SystemTime,
     until: SystemTime,
     holder: Result<CertificateIdentity, CertificateRejection>,
@@ -98,18 +96,12 @@ struct CachedVerification {
 
 /// The reason that a file contains no usable authorities.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CertificateAuthoritiesError {
-    #[error("no certificate found (expected a PEM block \"CERTIFICATE\")")]
-    Empty,
-    #[error("cannot parse a certificate: {0}")]
-    Unreadable(String),
-}
+#[error("{0}")]
+pub struct CertificateAuthoritiesError(String);
 
 /// The reason that a certificate is not accepted, for logs. The caller gets no more details than from upstream.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateRejection {
-    #[error("the client sent no certificate")]
-    None,
     #[error("invalid client certificate: {0}")]
     Invalid(String),
     #[error("the client certificate has no common name")]
@@ -149,12 +141,14 @@ impl CertificateAuthorities {
     /// # Errors
     /// The file has no certificate, or one that cannot be parsed.
     pub fn from_pem(pem: &[u8]) -> Result<Self, CertificateAuthoritiesError> {
-        let unreadable = |error: &dyn fmt::Display| CertificateAuthoritiesError::Unreadable(error.to_string());
+        let unreadable =
+            |error: &dyn fmt::Display| CertificateAuthoritiesError(format!("cannot parse a certificate: {error}"));
         let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem)
             .collect::<Result<_, _>>()
             .map_err(|error: rustls::pki_types::pem::Error| unreadable(&error))?;
         if certificates.is_empty() {
-            return Err(CertificateAuthoritiesError::Empty);
+            let empty = "no certificate found (expected a PEM block \"CERTIFICATE\")";
+            return Err(CertificateAuthoritiesError(empty.to_owned()));
         }
         let mut authorities = Vec::new();
         for der in &certificates {
@@ -165,14 +159,9 @@ impl CertificateAuthorities {
         // Of two authorities with one name and key, the one that expires later is tried first.
         authorities.sort_by_key(|(_, root)| std::cmp::Reverse(root.validity.to));
         let (anchors, roots) = authorities.into_iter().unzip();
-        let id = CertificateAuthoritiesId::new(&certificates);
+        let id = sha256_of(&certificates);
         let algorithms = rustls::crypto::ring::default_provider().signature_verification_algorithms.all;
         Ok(Self { algorithms, id, anchors, roots })
-    }
-
-    /// Whether the two sets have an authority's key in common.
-    pub fn overlaps(&self, other: &Self) -> bool {
-        self.keys().any(|key| other.keys().any(|others| others == key))
     }
 
     fn keys(&self) -> impl Iterator<Item = &[u8]> {
@@ -185,8 +174,8 @@ impl CertificateAuthorities {
         chain: &CertificateChain,
         now: SystemTime,
     ) -> Result<CertificateIdentity, CertificateRejection> {
-        let (leaf, intermediates) = chain.split_first().ok_or(CertificateRejection::None)?;
         let invalid = |error: &dyn fmt::Display| CertificateRejection::Invalid(error.to_string());
+        let (leaf, intermediates) = chain.split_first().ok_or_else(|| invalid(&"it is empty"))?;
         let since = now.duration_since(UNIX_EPOCH).map_err(|_| invalid(&"the clock is before 1970"))?;
         let time = UnixTime::since_unix_epoch(since);
         let end = EndEntityCert::try_from(leaf).map_err(|error| invalid(&error))?;
@@ -329,14 +318,6 @@ impl PartialEq for PeerCertChain {
 
 impl Eq for PeerCertChain {}
 
-impl CertificateAuthoritiesId {
-    fn new(certificates: &[CertificateDer<'_>]) -> Self {
-        let mut hash = digest::Context::new(&digest::SHA256);
-        certificates.iter().for_each(|der| hash.update(der));
-        Self(hash.finish().as_ref().try_into().expect("SHA-256 has 32 bytes"))
-    }
-}
-
 impl CaProperties {
     fn from_certificate(parsed: &X509Certificate<'_>) -> Self {
         let constraints = parsed.basic_constraints().ok().flatten();
@@ -367,13 +348,7 @@ impl<'a> SignatureCheckCache<'a> {
 
 impl SignatureVerificationAlgorithm for SignatureCheckCache<'_> {
     fn verify_signature(&self, key: &[u8], message: &[u8], signature: &[u8]) -> Result<(), InvalidSignature> {
-        let mut inputs = digest::Context::new(&digest::SHA256);
-        // Lengths first, so that no two inputs have the same encoding.
-        for part in [key, message, signature] {
-            inputs.update(&(part.len() as u64).to_be_bytes());
-            inputs.update(part);
-        }
-        let inputs = inputs.finish().as_ref().try_into().expect("SHA-256 has 32 bytes");
+        let inputs = sha256_of(&(key, message, signature));
         let check = || self.algorithm.verify_signature(key, message, signature).is_ok();
         if *self.results.lock().entry(inputs).or_insert_with(check) { Ok(()) } else { Err(InvalidSignature) }
     }

@@ -16,19 +16,9 @@ use super::authenticator::Authenticator;
 use super::compared_object::ComparedObject;
 use super::comparison_queue::ComparedAnswer;
 use super::review_queue::ReviewClass;
-use super::{GrantError, RbacGrant, metrics};
+use super::{GrantError, metrics};
 use crate::upstream::UpstreamRequestCause;
 use kubeapi::AccessTarget;
-
-/// The result of a comparison.
-enum Comparison {
-    Agreed,
-    /// Upstream denied the access or the token, and then what the answer depends on was not the same any more, or
-    /// upstream agreed.
-    Changed,
-    /// Upstream denies what is allowed here by the same objects, with this reason.
-    Disagreed(String),
-}
 
 /// How many more times upstream must deny what is allowed by the same objects.
 const CONFIRMATIONS: usize = 2;
@@ -39,38 +29,33 @@ const CONFIRM_DELAY: Duration = Duration::from_secs(1);
 pub(super) async fn run(authenticator: Arc<Authenticator>) {
     loop {
         let answer = authenticator.comparisons.next().await;
-        let result = match answer.compare(&authenticator).await {
-            Ok(Comparison::Agreed) => "agreed",
-            Ok(Comparison::Changed) => "changed",
-            Err(_) => "unanswered",
-            Ok(Comparison::Disagreed(reason)) => {
-                answer.stop_local_answers(&authenticator, &reason);
-                "disagreed"
-            }
-        };
+        let result = answer.compare(&authenticator).await.unwrap_or("unanswered");
         metrics::compared(answer.kind(), result);
     }
 }
 
 impl ComparedAnswer {
-    /// Compares the answer with upstream's.
+    /// Compares the answer with upstream's, and stops answers of this kind if upstream denies what is allowed here by the
+    /// same objects. Returns the result as a metric label: `changed` if what the answer depends on was not the same any
+    /// more after a denial, or upstream agreed then.
     ///
     /// # Errors
     /// Upstream does not answer.
-    async fn compare(&self, authenticator: &Authenticator) -> Result<Comparison, GrantError> {
-        let Some(mut reason) = self.denial(authenticator).await? else { return Ok(Comparison::Agreed) };
+    async fn compare(&self, authenticator: &Authenticator) -> Result<&'static str, GrantError> {
+        let Some(mut reason) = self.denial(authenticator).await? else { return Ok("agreed") };
         if let (Self::Token { .. }, Some(verifier)) = (self, authenticator.verifier()) {
             verifier.read_keys_again().await?;
         }
         for _ in 0..CONFIRMATIONS {
             sleep(CONFIRM_DELAY).await;
-            let Some(denial) = self.denial(authenticator).await? else { return Ok(Comparison::Changed) };
+            let Some(denial) = self.denial(authenticator).await? else { return Ok("changed") };
             if !self.is_given_here(authenticator) || !self.is_unchanged_upstream(authenticator).await? {
-                return Ok(Comparison::Changed);
+                return Ok("changed");
             }
             reason = denial;
         }
-        Ok(Comparison::Disagreed(reason))
+        self.stop_local_answers(authenticator, &reason);
+        Ok("disagreed")
     }
 
     /// Reviews the access or the token upstream. Returns the reason of a denial; `None` if upstream agrees.
@@ -102,11 +87,7 @@ impl ComparedAnswer {
     async fn is_unchanged_upstream(&self, authenticator: &Authenticator) -> Result<bool, GrantError> {
         let objects = match self {
             Self::Decision { grant, .. } => {
-                let RbacGrant { binding, binding_version, role, role_version, .. } = grant;
-                vec![
-                    ComparedObject::at_version(binding, binding_version),
-                    ComparedObject::at_version(role, role_version),
-                ]
+                grant.objects.iter().map(|(key, version)| ComparedObject::at_version(key, version)).collect()
             }
             Self::Token { id, .. } => authenticator.verifier().map(|of| of.bound_objects(id)).unwrap_or_default(),
         };

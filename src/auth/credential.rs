@@ -52,14 +52,8 @@ pub(super) struct AuthenticatedIdentity {
 
 /// A malformed credential, which is answered with 401 as by upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum MalformedCredential {
-    #[error("more than one bearer token in Sec-WebSocket-Protocol")]
-    SeveralTokens,
-    #[error("the bearer token in Sec-WebSocket-Protocol is not base64url")]
-    NotBase64,
-    #[error("Sec-WebSocket-Protocol has a bearer token but no protocol")]
-    NoProtocol,
-}
+#[error("{0}")]
+pub struct MalformedCredential(&'static str);
 
 /// The longest token accepted for review, in bytes.
 pub(super) const TOKEN_BYTES_MAX: usize = 16 << 10;
@@ -167,12 +161,13 @@ fn websocket_token(headers: &HeaderMap) -> Result<Option<BearerToken>, Malformed
     let encoded = match tokens.as_slice() {
         [] => return Ok(None),
         [only] => &only[BEARER_PROTOCOL.len()..],
-        _ => return Err(MalformedCredential::SeveralTokens),
+        _ => return Err(MalformedCredential("more than one bearer token in Sec-WebSocket-Protocol")),
     };
-    let decoded = BASE64_URL_SAFE_NO_PAD.decode(encoded).map_err(|_| MalformedCredential::NotBase64)?;
-    let token = Zeroizing::new(String::from_utf8(decoded).map_err(|_| MalformedCredential::NotBase64)?);
+    let malformed = MalformedCredential("the bearer token in Sec-WebSocket-Protocol is not base64url");
+    let decoded = BASE64_URL_SAFE_NO_PAD.decode(encoded).map_err(|_| malformed)?;
+    let token = Zeroizing::new(String::from_utf8(decoded).map_err(|_| malformed)?);
     if others.is_empty() {
-        return Err(MalformedCredential::NoProtocol);
+        return Err(MalformedCredential("Sec-WebSocket-Protocol has a bearer token but no protocol"));
     }
     Ok((!token.is_empty()).then(|| BearerToken::new(&token)))
 }
@@ -249,10 +244,16 @@ mod tests {
         };
         assert_eq!(read("base64url.bearer.authorization.k8s.io.YWJj, v4"), Ok(Some("abc".to_owned())));
         assert_eq!(read("v4"), Ok(None));
-        assert_eq!(read("base64url.bearer.authorization.k8s.io.YWJj"), Err(MalformedCredential::NoProtocol));
-        assert_eq!(read("base64url.bearer.authorization.k8s.io.Y=, v4"), Err(MalformedCredential::NotBase64));
+        assert_eq!(
+            read("base64url.bearer.authorization.k8s.io.YWJj"),
+            Err(MalformedCredential("Sec-WebSocket-Protocol has a bearer token but no protocol"))
+        );
+        assert_eq!(
+            read("base64url.bearer.authorization.k8s.io.Y=, v4"),
+            Err(MalformedCredential("the bearer token in Sec-WebSocket-Protocol is not base64url"))
+        );
         let two = "base64url.bearer.authorization.k8s.io.YWJj, base64url.bearer.authorization.k8s.io.YWJj, v4";
-        assert_eq!(read(two), Err(MalformedCredential::SeveralTokens));
+        assert_eq!(read(two), Err(MalformedCredential("more than one bearer token in Sec-WebSocket-Protocol")));
         let elsewhere = [("sec-websocket-protocol", "base64url.bearer.authorization.k8s.io.YWJj, v4")];
         assert_eq!(bearer_token(&headers(&elsewhere)), Ok(None), "without an upgrade it is no WebSocket");
     }

@@ -92,20 +92,15 @@ impl GrantLeases {
         lease
     }
 
-    /// Makes the revalidators of affected leases check them again. Decisions from before now are not accepted.
-    pub(super) async fn recheck(&self, affected: &AffectedUsers) {
-        let (since, mut matching) = (Instant::now(), Vec::new());
-        self.for_affected(affected, since, |state| matching.extend((!state.is_local()).then(|| state.clone()))).await;
-        request_rechecks(matching, RecheckRequest::at(since), SPREAD);
-    }
-
-    /// Rechecks all leases, because changes may have been missed. Those that wait after a local decision keep their time.
-    pub(super) async fn recheck_missed(&self) {
+    /// Makes the revalidators of affected leases check them again. Decisions from before now are not accepted. If changes
+    /// may only have been missed, leases that wait after a local decision keep their time.
+    pub(super) async fn recheck(&self, affected: &AffectedUsers, is_missed: bool) {
         let (since, mut matching) = (Instant::now(), Vec::new());
         let visit = |state: &Arc<GrantLeaseState>| {
-            matching.extend((!state.is_local() && !state.recheck.defer(since)).then(|| state.clone()));
+            let waits = state.is_local() || is_missed && state.recheck.defer(since);
+            matching.extend((!waits).then(|| state.clone()));
         };
-        self.for_affected(&AffectedUsers::Everyone, since, visit).await;
+        self.for_affected(affected, since, visit).await;
         request_rechecks(matching, RecheckRequest::at(since), SPREAD);
     }
 

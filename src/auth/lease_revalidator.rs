@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::OptionFuture;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -116,6 +117,11 @@ impl GrantLeaseRevalidator {
         loop {
             let before = self.reviewed;
             let lost = deps.authenticator.lost(&state.id);
+            let lost = OptionFuture::from(lost.as_deref().map(|lost| async move {
+                lost.cancelled().await;
+                sleep_until(lost_review_at).await;
+            }));
+            let reloaded = OptionFuture::from(authorities.as_mut().map(ReloadableAuthorities::changed));
             // Policy changes do not affect the identity.
             let since = tokio::select! {
                 biased;
@@ -131,12 +137,12 @@ impl GrantLeaseRevalidator {
                     None
                 }
                 // Upstream may accept the token for some seconds more.
-                () = lost_at(lost.as_deref(), lost_review_at) => {
+                Some(()) = lost => {
                     lost_review_at = Instant::now() + RETRY_DELAY;
                     self.oldest_accepted.identity = Instant::now();
                     Some(self.oldest_accepted)
                 }
-                () = authorities_changed(&mut authorities) => {
+                Some(()) = reloaded => {
                     self.oldest_accepted = LastReviewTimes::at(Instant::now());
                     Some(self.oldest_accepted)
                 }
@@ -296,23 +302,4 @@ impl Drop for UnverifiedLeaseCountGuard<'_> {
 
 fn timed_out() -> GrantError {
     GrantError::Unavailable("cannot authorize: the apiserver did not respond in time".to_owned())
-}
-
-/// Completes when an object that a token is bound to is lost, and not before `at`.
-async fn lost_at(lost: Option<&CancellationToken>, at: Instant) {
-    match lost {
-        Some(lost) => {
-            lost.cancelled().await;
-            sleep_until(at).await;
-        }
-        None => std::future::pending().await,
-    }
-}
-
-/// Completes when the trusted authorities of a credential change; never, if the credential has none.
-async fn authorities_changed(authorities: &mut Option<ReloadableAuthorities>) {
-    match authorities {
-        Some(trusted) => trusted.changed().await,
-        None => std::future::pending().await,
-    }
 }

@@ -1,13 +1,13 @@
 use std::collections::BTreeSet;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt, StreamExt};
+use futures_util::{FutureExt, Stream, StreamExt, stream};
 use imbl::OrdMap;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::authenticator::Authenticator;
@@ -15,9 +15,10 @@ use super::grant_error::ReviewGrace;
 use super::rbac_authorizer::RulesUnknown;
 use super::recheck_schedule::NamespaceRecheckSchedule;
 use super::review_purpose::ReviewPurpose;
+use super::reviewed_namespace_limit::ReviewedNamespacePermits;
 use super::{AffectedNamespaces, GrantError, ObjectNames};
-use base::{KeyedSemaphores, sleep_until_opt};
-use kubeapi::{AccessAttributes, FlowDistinguisher, User};
+use base::sleep_until_opt;
+use kubeapi::{AccessAttributes, User};
 use tokio::sync::watch;
 
 /// The decisions on a collection's namespaces: which of them a user may read, as far as they were reviewed.
@@ -48,19 +49,6 @@ struct NamespaceRecheckState {
     /// Notified when a namespace's review becomes due earlier than before.
     changed: Notify,
 }
-
-/// A limit on the namespaces that open readable watches depend on, in all and for each user. It keeps their number
-/// within what can be reviewed in time after a policy change.
-#[derive(Debug)]
-pub(super) struct ReviewedNamespaceLimit {
-    all: Arc<Semaphore>,
-    each: KeyedSemaphores<FlowDistinguisher>,
-}
-
-/// The namespaces that one watch depends on: permits of the user's limit, and of that of all users. The permits are
-/// returned on drop.
-#[derive(Debug)]
-pub(super) struct ReviewedNamespacePermits(Mutex<[OwnedSemaphorePermit; 2]>);
 
 /// The known access to one namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,11 +140,13 @@ impl NamespaceDecisions {
         let known = self.decisions.borrow().clone();
         let unknown: Vec<_> = namespaces.into_iter().filter(|namespace| !is_known(&known, namespace)).collect();
         self.reserve(&unknown)?;
-        let decided = self.decide(&user, from_now(&unknown), ReviewPurpose::Request, |namespace, began, outcome| {
-            self.record(namespace, began, outcome?);
-            Ok(())
-        });
-        let decided = decided.await;
+        let mut decided = Ok(());
+        let mut reviews = pin!(self.decide(&user, from_now(&unknown), ReviewPurpose::Request));
+        while decided.is_ok()
+            && let Some((namespace, began, outcome)) = reviews.next().await
+        {
+            decided = outcome.map(|outcome| self.record(namespace, began, outcome));
+        }
         unknown.iter().for_each(|namespace| self.remove_unreviewed(namespace));
         decided
     }
@@ -232,7 +222,8 @@ impl NamespaceDecisions {
         let user = self.user.lock().clone();
         let retry_at = now + RETRY_DELAY;
         let (mut result, mut any_answered) = (Ok(()), false);
-        let reviews = self.decide(&user, batch, ReviewPurpose::Namespace, |namespace, since, outcome| {
+        let mut reviews = pin!(self.decide(&user, batch, ReviewPurpose::Namespace));
+        while let Some((namespace, since, outcome)) = reviews.next().await {
             match outcome {
                 Ok((decision, certain_until)) => {
                     rechecks.schedule.lock().record_review(&namespace, since, certain_until);
@@ -247,9 +238,7 @@ impl NamespaceDecisions {
                     }
                 }
             }
-            Ok(())
-        });
-        reviews.await?;
+        }
         // As long as upstream answers some reviews, a failing one does not delay the others.
         if result.is_err() && !any_answered {
             rechecks.schedule.lock().postpone(Instant::now() + RETRY_DELAY);
@@ -329,17 +318,17 @@ impl NamespaceDecisions {
             let batch: Vec<_> = pending.iter().cloned().collect();
             let reviews = async {
                 self.reserve(&batch)?;
-                self.decide(&user, from_now(&batch), ReviewPurpose::Request, |namespace, began, outcome| {
+                let mut reviews = pin!(self.decide(&user, from_now(&batch), ReviewPurpose::Request));
+                while let Some((namespace, began, outcome)) = reviews.next().await {
                     if let Ok(decision) = outcome {
                         self.pending.lock().remove(&namespace);
                         self.record(namespace, began, decision);
                     }
-                    Ok(())
-                })
-                .await
+                }
+                Ok(())
             };
             // A namespace whose review is late is not served, and does not delay others.
-            let _: Result<_, _> = timeout(REVIEW_TIMEOUT, reviews).await;
+            let _: Result<Result<(), GrantError>, _> = timeout(REVIEW_TIMEOUT, reviews).await;
             for namespace in batch {
                 self.pending.lock().remove(&namespace);
                 self.remove_unreviewed(&namespace);
@@ -355,16 +344,15 @@ impl NamespaceDecisions {
         self.pending.lock().contains(namespace)
     }
 
-    /// Reviews each namespace, until `on_result` returns an error. A denial is `Ok` too. With each decision, `on_result`
-    /// gets the time until which it is certain, which is earlier than now if it is by stale rules.
-    async fn decide(
+    /// Reviews each namespace. A denial is `Ok` too. Each decision has the time until which it is certain, which is
+    /// earlier than now if it is by stale rules.
+    fn decide(
         &self,
         user: &Arc<User>,
         namespaces: Vec<(Arc<str>, Instant)>,
         purpose: ReviewPurpose,
-        mut on_result: impl FnMut(Arc<str>, Instant, NamespaceOutcome) -> Result<(), GrantError>,
-    ) -> Result<(), GrantError> {
-        let review = |namespace: Arc<str>, since| async move {
+    ) -> impl Stream<Item = (Arc<str>, Instant, NamespaceOutcome)> {
+        let review = move |(namespace, since): (Arc<str>, Instant)| async move {
             let oldest = Some(since).filter(|_| purpose != ReviewPurpose::Request);
             let access = Arc::new(self.access.in_namespace(&namespace));
             let outcome = match self.authenticator.access_reviewer.decide(user, &access, purpose, oldest).await {
@@ -374,19 +362,7 @@ impl NamespaceDecisions {
             };
             (namespace, since, outcome)
         };
-        let mut reviews = FuturesUnordered::new();
-        for (namespace, since) in namespaces {
-            if reviews.len() >= IN_FLIGHT_MAX
-                && let Some((namespace, since, outcome)) = reviews.next().await
-            {
-                on_result(namespace, since, outcome)?;
-            }
-            reviews.push(review(namespace, since));
-        }
-        while let Some((namespace, since, outcome)) = reviews.next().await {
-            on_result(namespace, since, outcome)?;
-        }
-        Ok(())
+        stream::iter(namespaces).map(review).buffer_unordered(IN_FLIGHT_MAX)
     }
 
     /// Returns the decision on a namespace of which upstream has denied to read all objects.
@@ -459,38 +435,6 @@ impl NamespaceAccess {
     }
 }
 
-impl ReviewedNamespaceLimit {
-    pub(super) fn new(all_max: usize, each_max: usize) -> Self {
-        Self {
-            all: Arc::new(Semaphore::new(all_max.min(Semaphore::MAX_PERMITS))),
-            each: KeyedSemaphores::new(each_max),
-        }
-    }
-
-    /// Creates a caller's share of the quota, without namespaces.
-    pub(super) fn permits(&self, flow: &FlowDistinguisher) -> ReviewedNamespacePermits {
-        let limits = [self.each.get(flow), self.all.clone()];
-        ReviewedNamespacePermits(Mutex::new(
-            limits.map(|limit| limit.try_acquire_many_owned(0).expect("nothing is acquired")),
-        ))
-    }
-}
-
-impl ReviewedNamespacePermits {
-    /// Changes the share to `count` namespaces in all. If these are too many, it returns false and changes nothing.
-    pub(super) fn try_resize(&self, count: usize) -> bool {
-        let mut permits = self.0.lock();
-        let Ok(more) = u32::try_from(count.saturating_sub(permits[0].num_permits())) else { return false };
-        let acquire = |permit: &OwnedSemaphorePermit| permit.semaphore().clone().try_acquire_many_owned(more);
-        // One after the other, because a user above its own limit must not take permits of all, not even briefly.
-        let Ok(own) = acquire(&permits[0]) else { return false };
-        let Ok(all) = acquire(&permits[1]) else { return false };
-        permits[0].merge(own);
-        permits[1].merge(all);
-        true
-    }
-}
-
 /// Pairs each namespace with the current time, at which its review begins.
 fn from_now(namespaces: &[Arc<str>]) -> Vec<(Arc<str>, Instant)> {
     let since = Instant::now();
@@ -506,6 +450,3 @@ impl std::fmt::Debug for NamespaceDecisions {
         f.debug_struct("NamespaceDecisions").field("namespaces", &self.decisions.borrow().len()).finish_non_exhaustive()
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -50,7 +50,7 @@ struct PolicyWatchStartTimes {
 #[derive(Debug)]
 pub(super) struct PolicyRecheckRounds {
     /// The policy changes of one, two and three intervals ago.
-    previous: [Option<AffectedUsers>; 3],
+    previous: [AffectedUsers; 3],
     /// The earliest time of the next review round.
     next_round_at: Instant,
 }
@@ -67,7 +67,7 @@ const GATHER_MAX: Duration = Duration::from_secs(1);
 
 impl PolicyChanges {
     pub(super) fn new() -> Self {
-        let (unapplied, now) = (AffectedUsers::none(), Instant::now());
+        let (unapplied, now) = (AffectedUsers::default(), Instant::now());
         let state =
             PolicyWatchState { unapplied, began: None, is_open: false, last_activity: now, complete_since: now };
         Self { state: Mutex::new(state), notify: Notify::new() }
@@ -77,7 +77,7 @@ impl PolicyChanges {
     pub(super) fn add(&self, affected: &AffectedUsers) {
         let mut state = self.state.lock();
         state.last_activity = Instant::now();
-        state.unapplied = std::mem::replace(&mut state.unapplied, AffectedUsers::none()).and(affected);
+        state.unapplied.add(affected);
         drop(state);
         self.notify.notify_one();
     }
@@ -130,7 +130,7 @@ impl PolicyChanges {
     pub(super) async fn next(&self, rounds: &mut PolicyRecheckRounds) -> (AffectedUsers, bool) {
         loop {
             sleep_until(rounds.next_round_at).await;
-            let is_quiet = rounds.previous.iter().all(Option::is_none);
+            let is_quiet = rounds.previous.iter().all(AffectedUsers::is_none);
             if is_quiet {
                 let settled = self.state.lock().began.map(PolicyWatchStartTimes::due);
                 tokio::select! {
@@ -146,12 +146,10 @@ impl PolicyChanges {
                 }
                 return (unapplied, true);
             }
-            let due = [&rounds.previous[0], &rounds.previous[2]]
-                .into_iter()
-                .flatten()
-                .fold(AffectedUsers::none().and(&unapplied), AffectedUsers::and);
+            let mut due = unapplied.clone();
+            [0, 2].into_iter().for_each(|round| due.add(&rounds.previous[round]));
             rounds.previous.rotate_right(1);
-            rounds.previous[0] = Some(unapplied).filter(|unapplied| !unapplied.is_none());
+            rounds.previous[0] = unapplied;
             rounds.next_round_at = Instant::now() + ROUND_INTERVAL + JITTER.mul_f64(random::f64());
             if is_missed || !due.is_none() {
                 return (due, is_missed);
@@ -164,7 +162,7 @@ impl PolicyWatchState {
     /// The changes since the last call, and whether everything must be reviewed now, because of changes that were
     /// missed before the watches began.
     fn take_due(&mut self) -> (AffectedUsers, bool) {
-        let unapplied = std::mem::replace(&mut self.unapplied, AffectedUsers::none());
+        let unapplied = std::mem::take(&mut self.unapplied);
         let now = Instant::now();
         let Some(since) = self.began.filter(|began| began.due() <= now) else {
             return (unapplied, false);
@@ -183,7 +181,7 @@ impl PolicyWatchStartTimes {
 
 impl PolicyRecheckRounds {
     pub(super) fn new() -> Self {
-        Self { previous: [const { None }; 3], next_round_at: Instant::now() }
+        Self { previous: Default::default(), next_round_at: Instant::now() }
     }
 }
 
@@ -194,12 +192,13 @@ mod tests {
     use tokio::time::{sleep, timeout};
 
     use super::*;
-    use crate::auth::{AffectedNamespaces, BindingSubjects};
+    use crate::auth::AffectedNamespaces;
+    use crate::auth::rbac::{BySubject, PolicySubject};
     use kubeapi::User;
 
     fn change(user: usize) -> AffectedUsers {
-        let mut subjects = BindingSubjects::default();
-        subjects.add_user(user.to_string(), &AffectedNamespaces::Everywhere);
+        let mut subjects = BySubject::default();
+        subjects.add(PolicySubject::User(user.to_string()), &AffectedNamespaces::Everywhere);
         AffectedUsers::from_subjects(subjects)
     }
 

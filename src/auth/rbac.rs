@@ -11,14 +11,18 @@
 mod affected_users;
 mod policy;
 mod rule;
+mod subjects;
 #[cfg(test)]
 mod tests;
 
 use serde::{Deserialize, Deserializer};
 
-pub use affected_users::{AffectedNamespaces, AffectedUsers, BindingSubjects};
+pub use affected_users::{AffectedNamespaces, AffectedUsers};
 pub use policy::{ObjectNames, RbacGrant, RbacObjectKey, RbacPolicy};
 use rule::PolicyRule;
+pub use subjects::BySubject;
+#[cfg(test)]
+pub(super) use subjects::PolicySubject;
 
 /// The kinds of RBAC objects that affect permissions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -97,7 +97,7 @@ impl RbacAuthorizer {
             stale_since: Some(Instant::now()),
             unknown_since: Some(Instant::now()),
             is_disabled: false,
-            affected: AffectedUsers::none(),
+            affected: AffectedUsers::default(),
             was_active: false,
         };
         Self { is_configured, grace: config.outage_grace, state: RwLock::new(state), changed: Notify::new() }
@@ -182,7 +182,7 @@ impl RbacAuthorizer {
                 }
             };
             if self.is_configured {
-                state.affected = std::mem::replace(&mut state.affected, AffectedUsers::none()).and(&affected);
+                state.affected.add(&affected);
             }
             Some(affected)
         })
@@ -246,7 +246,7 @@ impl RbacAuthorizer {
                     }
                     return stopped.map_or(RbacChange::Started, |reason| RbacChange::Stopped { reason, certain_until });
                 }
-                let affected = std::mem::replace(&mut state.affected, AffectedUsers::none());
+                let affected = std::mem::take(&mut state.affected);
                 if is_active && !affected.is_none() {
                     return RbacChange::Rules(affected);
                 }

@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,10 +13,9 @@ use base::random;
 pub(super) struct NamespaceRecheckSchedule {
     period: Duration,
     items: BTreeMap<Arc<str>, ScheduledNamespaceRecheck>,
-    due: BTreeSet<(Instant, Arc<str>)>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct ScheduledNamespaceRecheck {
     /// The time at which the namespace's last answered review was sent, or until which the rules were current.
     last_reviewed: Instant,
@@ -31,17 +30,12 @@ struct ScheduledNamespaceRecheck {
 impl NamespaceRecheckSchedule {
     /// Creates an empty schedule. A decision is valid for at most `period`.
     pub(super) fn new(period: Duration) -> Self {
-        Self { period, items: BTreeMap::new(), due: BTreeSet::new() }
+        Self { period, items: BTreeMap::new() }
     }
 
     /// Adds an unknown namespace before its review is sent, so that no policy change is missed between the two.
     pub(super) fn add(&mut self, namespace: &Arc<str>, now: Instant) {
-        if !self.items.contains_key(namespace) {
-            self.set(
-                namespace,
-                ScheduledNamespaceRecheck { last_reviewed: now, is_known: false, due: None, changed: None },
-            );
-        }
+        self.items.entry(namespace.clone()).or_insert_with(|| ScheduledNamespaceRecheck::new(now));
     }
 
     /// Removes a namespace without a result, unless a concurrent review had one.
@@ -62,104 +56,75 @@ impl NamespaceRecheckSchedule {
 
     /// Records the answer to a namespace's review that was sent at `sent`, by rules that were current until `certain_until`.
     pub(super) fn record_review(&mut self, namespace: &Arc<str>, sent: Instant, certain_until: Instant) {
-        let before = self.items.get(namespace);
+        let item = self.items.entry(namespace.clone()).or_insert_with(|| ScheduledNamespaceRecheck::new(sent));
         // The first recheck is at a random time within the period, so that namespaces found together are reviewed at
         // different times. Later ones follow once per period.
-        let share = if before.is_some_and(|item| item.is_known) { 0.8 + 0.2 * random::f64() } else { random::f64() };
-        let changed = before.and_then(|item| item.changed).filter(|changed| *changed > sent);
-        let due = changed.unwrap_or(sent + self.period.mul_f64(share));
-        let last_reviewed = certain_until.min(sent);
-        self.set(namespace, ScheduledNamespaceRecheck { last_reviewed, is_known: true, due: Some(due), changed });
+        let share = if item.is_known { 0.8 + 0.2 * random::f64() } else { random::f64() };
+        item.changed = item.changed.filter(|changed| *changed > sent);
+        item.due = Some(item.changed.unwrap_or(sent + self.period.mul_f64(share)));
+        (item.last_reviewed, item.is_known) = (certain_until.min(sent), true);
     }
 
     /// Records the first result for a namespace, of a review that was sent at `began` or shortly
     /// before.
     pub(super) fn record_first_review(&mut self, namespace: &Arc<str>, began: Instant, certain_until: Instant) {
-        if !self.items.contains_key(namespace) {
-            // A concurrent review has removed it, so changes since then were not tracked.
-            let now = Instant::now();
-            self.set(
-                namespace,
-                ScheduledNamespaceRecheck { last_reviewed: began, is_known: true, due: None, changed: Some(now) },
-            );
-        }
+        // If a concurrent review has removed it, changes since then were not tracked.
+        let (now, began_at) = (Some(Instant::now()), ScheduledNamespaceRecheck::new(began));
+        let untracked = ScheduledNamespaceRecheck { changed: now, is_known: true, ..began_at };
+        self.items.entry(namespace.clone()).or_insert(untracked);
         self.record_review(namespace, began, certain_until);
     }
 
     /// Records that upstream did not answer a namespace's review. The namespace is reviewed at `at`.
     pub(super) fn retry_at(&mut self, namespace: &Arc<str>, at: Instant) {
-        if let Some(item) = self.items.get(namespace).cloned() {
-            self.set(namespace, ScheduledNamespaceRecheck { due: Some(at), ..item });
+        if let Some(item) = self.items.get_mut(namespace) {
+            item.due = Some(at);
         }
     }
 
     /// Records a policy change. Returns whether it affects a known namespace.
     pub(super) fn policy_changed(&mut self, affected: &AffectedNamespaces, at: Instant) -> bool {
-        let known_affected: Vec<_> = match affected {
-            AffectedNamespaces::Everywhere => self.items.keys().cloned().collect(),
-            AffectedNamespaces::Within(namespaces) => {
-                namespaces.iter().filter(|of| self.items.contains_key(*of)).cloned().collect()
-            }
-        };
-        for namespace in &known_affected {
-            if let Some(item) = self.items.get(namespace).cloned() {
-                self.set(
-                    namespace,
-                    ScheduledNamespaceRecheck { due: item.due.map(|due| due.min(at)), changed: Some(at), ..item },
-                );
-            }
+        let mut is_any_affected = false;
+        for (_, item) in self.items.iter_mut().filter(|(namespace, _)| affected.contains(namespace)) {
+            (item.due, item.changed) = (item.due.map(|due| due.min(at)), Some(at));
+            is_any_affected = true;
         }
-        !known_affected.is_empty()
+        is_any_affected
     }
 
     /// Returns the time at which the next namespace is due.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.due.first().map(|(due, _)| *due)
+        self.items.values().filter_map(|item| item.due).min()
     }
 
-    /// Takes the due namespaces, up to `count_max`, each with the time before which no decision is accepted. They stay
-    /// in the schedule without a due time.
+    /// Takes the due namespaces, the earliest first, up to `count_max`, each with the time before which no decision is
+    /// accepted. They stay in the schedule without a due time.
     pub(super) fn take_due(&mut self, now: Instant, slack: Duration, count_max: usize) -> Vec<(Arc<str>, Instant)> {
-        let mut due_now = Vec::new();
-        while due_now.len() < count_max && self.due.first().is_some_and(|(due, _)| *due <= now) {
-            let Some((_, namespace)) = self.due.pop_first() else { break };
-            if let Some(item) = self.items.get_mut(&namespace) {
-                item.due = None;
-                let since = item.changed.unwrap_or_else(|| now.checked_sub(slack).unwrap_or(now));
-                due_now.push((namespace, since));
-            }
-        }
-        due_now
+        let is_due = |item: &ScheduledNamespaceRecheck| item.due.is_some_and(|due| due <= now);
+        let mut due_now: Vec<_> = self.items.iter_mut().filter(|(_, item)| is_due(item)).collect();
+        due_now.sort_by_key(|(_, item)| item.due);
+        due_now.truncate(count_max);
+        let take = |(namespace, item): (&Arc<str>, &mut ScheduledNamespaceRecheck)| {
+            item.due = None;
+            (namespace.clone(), item.changed.unwrap_or_else(|| now.checked_sub(slack).unwrap_or(now)))
+        };
+        due_now.into_iter().map(take).collect()
     }
 
     /// Postpones all reviews until `until`, because upstream does not answer.
     pub(super) fn postpone(&mut self, until: Instant) {
-        while let Some((due, namespace)) = self.due.pop_first() {
-            if due >= until {
-                self.due.insert((due, namespace));
-                break;
-            }
-            if let Some(item) = self.items.get_mut(&namespace) {
-                item.due = Some(until);
-                // Its new time is `until`, so the loop ends.
-                self.due.insert((until, namespace));
-            }
-        }
+        self.items.values_mut().for_each(|item| item.due = item.due.map(|due| due.max(until)));
     }
 
     /// Returns the time at which the oldest review was sent among those whose decisions are in use.
     pub(super) fn oldest(&self) -> Option<Instant> {
         self.items.values().filter(|item| item.is_known).map(|item| item.last_reviewed).min()
     }
+}
 
-    fn set(&mut self, namespace: &Arc<str>, item: ScheduledNamespaceRecheck) {
-        let due = item.due;
-        if let Some(ScheduledNamespaceRecheck { due: Some(before), .. }) = self.items.insert(namespace.clone(), item) {
-            self.due.remove(&(before, namespace.clone()));
-        }
-        if let Some(due) = due {
-            self.due.insert((due, namespace.clone()));
-        }
+impl ScheduledNamespaceRecheck {
+    fn new(now: Instant) -> Self {
+        Self { last_reviewed: now, is_known: false, due: None, changed: None }
     }
 }
 

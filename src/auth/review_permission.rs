@@ -1,11 +1,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, timeout};
 
 use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamError};
 use base::{Backoff, BackoffBounds, LogRateLimit, ReadinessGuard, ReadinessTracker};
-use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes};
+use kubeapi::AccessAttributes;
 use tokio::sync::watch;
 
 /// A resource of reviews about callers.
@@ -59,14 +59,8 @@ impl ReviewResource {
     };
 
     /// Returns the access that creates these reviews.
-    fn creation(self) -> AccessAttributes {
-        let target = ResourceAccessAttributes {
-            group: self.group.to_owned(),
-            version: "v1".to_owned(),
-            resource: self.resource.to_owned(),
-            ..ResourceAccessAttributes::default()
-        };
-        AccessAttributes { verb: "create".to_owned(), target: AccessTarget::Resource(Box::new(target)) }
+    pub(super) fn creation(self) -> AccessAttributes {
+        AccessAttributes::of_v1("create", self.group, self.resource)
     }
 }
 
@@ -100,52 +94,36 @@ impl ReviewCreationPermission {
         reviews: Arc<dyn ReviewClient>,
         ready: ReadinessTracker,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let guard = self.readiness_guard(&ready);
-        async move { self.run(&*reviews, &ready, guard).await }
-    }
-
-    async fn run(self: &Arc<Self>, reviews: &dyn ReviewClient, ready: &ReadinessTracker, guard: ReadinessGuard) {
-        let resource = self.review_resource.resource;
-        let mut state = self.state.subscribe();
-        let mut backoff = Backoff::new(RECHECK);
-        let mut guard = Some(guard);
-        let (mut was_checked, failures) = (false, LogRateLimit::default());
-        loop {
-            let now = *state.borrow_and_update();
-            if now == ReviewCreationState::Granted {
-                if guard.take().is_some() {
-                    tracing::info!(resource, "the proxy's account may create reviews");
+        let mut guard = Some(self.readiness_guard(&ready));
+        async move {
+            let (resource, failures) = (self.review_resource.resource, LogRateLimit::default());
+            let (mut state, mut backoff) = (self.state.subscribe(), Backoff::new(RECHECK));
+            let mut is_first = true;
+            loop {
+                if *state.borrow_and_update() == ReviewCreationState::Granted {
+                    if guard.take().is_some() {
+                        tracing::info!(resource, "the proxy's account may create reviews");
+                    }
+                    backoff.succeeded(Instant::now());
+                    if state.changed().await.is_err() {
+                        return;
+                    }
+                    continue;
                 }
-                backoff.succeeded(Instant::now());
-                if state.changed().await.is_err() {
-                    return;
-                }
-                continue;
-            }
-            let lost = guard.is_none();
-            guard.get_or_insert_with(|| self.readiness_guard(ready));
-            if was_checked || lost {
-                if let Some(checks) = failures.failed(Instant::now()) {
-                    match now {
-                        ReviewCreationState::Refused(code) => tracing::warn!(
-                            resource,
-                            code,
-                            checks,
-                            "proxy not ready: reviews are refused (401: check its credentials; 403: grant create in RBAC)"
-                        ),
-                        _ => tracing::warn!(resource, checks, "proxy not ready: {}", self.unanswered()),
+                is_first &= guard.is_some();
+                guard.get_or_insert_with(|| self.readiness_guard(&ready));
+                if !std::mem::take(&mut is_first) {
+                    if let Some(checks) = failures.failed(Instant::now()) {
+                        let reason = self.reason();
+                        tracing::warn!(resource, checks, reason, "proxy not ready: it cannot create reviews");
+                    }
+                    let granted = state.wait_for(|state| *state == ReviewCreationState::Granted);
+                    if timeout(backoff.failed(Instant::now()), granted).await.is_ok() {
+                        continue;
                     }
                 }
-                let pause = backoff.failed(Instant::now());
-                tokio::select! {
-                    biased;
-                    // `self` owns the sender, so waiting cannot fail.
-                    _ = state.wait_for(|state| *state == ReviewCreationState::Granted) => continue,
-                    () = sleep(pause) => {}
-                }
+                self.check(&*reviews).await;
             }
-            was_checked = true;
-            self.check(reviews).await;
         }
     }
 

@@ -1,5 +1,4 @@
 use std::collections::HashMap;
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::review_permission::{ReviewCreationPermission, ReviewResource};
 use super::{GrantError, metrics};
-use crate::upstream::ReviewFuture;
+use crate::upstream::{ReviewFuture, UpstreamError};
 use base::{KeyedSemaphores, LogRateLimit};
 use kubeapi::FlowDistinguisher;
 
@@ -49,12 +48,8 @@ struct ReviewClassLimits {
     by_key: KeyedSemaphores<ReviewRateLimitKey>,
 }
 
-/// The limits against which a review counts.
-#[derive(Debug)]
-pub(super) struct ReviewCharge {
-    pub(super) class: ReviewClass,
-    pub(super) key: ReviewRateLimitKey,
-}
+/// The limits against which a review counts: those of its class, and of its key in that class.
+pub(super) type ReviewCharge = (ReviewClass, ReviewRateLimitKey);
 
 /// The party to which a review is charged.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -155,14 +150,14 @@ impl ReviewQueue {
         charges: &[ReviewCharge],
         review: ReviewFuture<'_, T>,
     ) -> Result<(Instant, T), GrantError> {
-        let reservation = charges.iter().find_map(|ReviewCharge { class, key }| {
+        let reservation = charges.iter().find_map(|(class, key)| {
             let lane = &self.lanes[*class as usize];
             Some((lane, key, lane.rate.reserve(key.clone())?))
         });
         let (lane, key) = match reservation {
             Some((lane, key, reservation)) if lane.rate.wait(&reservation).await => (lane, key),
             // A lease continues for the grace of an outage.
-            _ if charges.iter().any(|charge| charge.class == ReviewClass::Lease) => {
+            _ if charges.iter().any(|(class, _)| *class == ReviewClass::Lease) => {
                 self.count("timeout");
                 let refusal = self.permission.review_resource.refusal;
                 return Err(GrantError::Unavailable(format!("{refusal}: too many pending reviews")));
@@ -175,15 +170,13 @@ impl ReviewQueue {
             let _slot = lane.slots.acquire().await;
             (Instant::now(), review.await)
         };
-        let (sent, response) = timeout(RESPONSE_TIMEOUT, sending).await.map_err(|_| {
-            self.count("timeout");
-            self.log_failure(&format_args!("no response within {RESPONSE_TIMEOUT:?}"));
-            let refusal = self.permission.review_resource.refusal;
-            self.explain(GrantError::Unavailable(format!("{refusal}: the apiserver did not respond in time")))
-        })?;
+        let outcome = timeout(RESPONSE_TIMEOUT, sending).await;
+        let failure = if outcome.is_ok() { "error" } else { "timeout" };
+        let late = |_| (Instant::now(), Err(UpstreamError::Timeout(RESPONSE_TIMEOUT)));
+        let (sent, response) = outcome.unwrap_or_else(late);
         self.permission.record(&response);
         let response = response.map_err(|error| {
-            self.count("error");
+            self.count(failure);
             self.log_failure(&error);
             self.explain(GrantError::unanswered(&error, self.permission.review_resource))
         })?;
@@ -206,7 +199,7 @@ impl ReviewQueue {
     }
 
     /// Logs a failed review, or counts it for the next line.
-    fn log_failure(&self, error: &dyn fmt::Display) {
+    fn log_failure(&self, error: &UpstreamError) {
         if let Some(failures) = self.failures.failed(Instant::now()) {
             let resource = self.permission.review_resource.resource;
             tracing::warn!(resource, failures, %error, "review request to the apiserver failed; callers without a cached decision are refused with 503");

@@ -20,9 +20,10 @@ use tokio_util::sync::CancellationToken;
 pub(super) use stub::{StubReview, StubReviewClient, authorizer, authorizer_with, info};
 
 use super::{
-    AffectedNamespaces, AffectedUsers, AuthConfig, Authorizer, BindingSubjects, GrantError, ReadGrant,
-    ReadableNamespaces, RevokedPermission,
+    AffectedNamespaces, AffectedUsers, AuthConfig, Authorizer, BySubject, GrantError, ReadGrant, ReadableNamespaces,
+    RevokedPermission,
 };
+use crate::auth::rbac::PolicySubject;
 use base::BackgroundTasks;
 
 /// An authorizer with its stub.
@@ -81,8 +82,8 @@ fn named(count: usize) -> Vec<String> {
 
 /// A change of one user's permissions, in one namespace or everywhere.
 fn change(user: &str, namespace: &str) -> AffectedUsers {
-    let mut subjects = BindingSubjects::default();
-    subjects.add_user(user.to_owned(), &AffectedNamespaces::new(namespace));
+    let mut subjects = BySubject::default();
+    subjects.add(PolicySubject::User(user.to_owned()), &AffectedNamespaces::new(namespace));
     AffectedUsers::from_subjects(subjects)
 }
 
@@ -95,6 +96,23 @@ async fn time_to_end(token: &CancellationToken) -> Duration {
     let began = Instant::now();
     token.cancelled().await;
     began.elapsed()
+}
+
+impl Authorizer {
+    /// Records a policy change, as the watches of RBAC objects report it.
+    fn policy_changed(&self, affected: &AffectedUsers) {
+        self.changes().add(affected);
+    }
+
+    /// Records that the watch of one more kind of policy objects has begun.
+    fn policy_watch_started(&self) {
+        self.changes().watch_started();
+    }
+
+    /// Records whether all policy changes are received as they happen.
+    fn set_policy_watched(&self, is_watched: bool) {
+        self.changes().set_open(is_watched);
+    }
 }
 
 impl ReadGrant {

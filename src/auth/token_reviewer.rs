@@ -152,9 +152,8 @@ impl TokenReviewer {
         user: &Arc<User>,
     ) -> Result<Option<String>, GrantError> {
         let key = ReviewRateLimitKey::User(FlowDistinguisher::from_user(user));
-        let charge = ReviewCharge { class: ReviewClass::Comparison, key };
         let review = self.reviews.review_token(UpstreamRequestCause::DecisionCheck, token.expose(), &self.audiences);
-        let (sent, result) = self.queue.send(&[charge], review).await?;
+        let (sent, result) = self.queue.send(&[(ReviewClass::Comparison, key)], review).await?;
         if let Some(verifier) = &self.verifier {
             verifier.compare(id, token, &result);
         }
@@ -170,16 +169,14 @@ impl TokenReviewer {
 
     /// Returns the limits against which a review counts, in order of preference.
     fn charges(&self, id: &CredentialId, purpose: TokenReviewPurpose<'_>) -> Vec<ReviewCharge> {
-        let charge = |class, key| ReviewCharge { class, key };
         match purpose {
             TokenReviewPurpose::Lease { flow, .. } => {
-                vec![charge(ReviewClass::Lease, ReviewRateLimitKey::User(flow.clone()))]
+                vec![(ReviewClass::Lease, ReviewRateLimitKey::User(flow.clone()))]
             }
             TokenReviewPurpose::Request { source } => {
-                let known =
-                    self.known_tokens.get(id).map(|user| charge(ReviewClass::Known, ReviewRateLimitKey::User(user)));
+                let known = self.known_tokens.get(id).map(|user| (ReviewClass::Known, ReviewRateLimitKey::User(user)));
                 // If one user's tokens exceed its share, they count as unknown ones.
-                let unknown = charge(ReviewClass::Unauthenticated, ReviewRateLimitKey::Address(network(source)));
+                let unknown = (ReviewClass::Unauthenticated, ReviewRateLimitKey::Address(network(source)));
                 known.into_iter().chain([unknown]).collect()
             }
         }

@@ -86,24 +86,11 @@ struct LearnedAudience {
     confirm_at: Instant,
 }
 
-/// The reason that a token is not proven to be valid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Unproven {
-    Stopped,
-    Rejected,
-    Keys,
-    Form,
-    Issuer,
-    Key,
-    RateLimit,
-    Signature,
-    Time,
-    BoundObject,
-    /// An object that the token is bound to was seen to be deleted. UIDs are unique, so the token is invalid for ever.
-    Gone,
-    Audience,
-}
+/// The reason that a token is not proven to be valid, as a metric label.
+type Unproven = &'static str;
 
+/// An object that the token is bound to was seen to be deleted. UIDs are unique, so the token is invalid for ever.
+const DELETED: Unproven = "deleted";
 /// The maximum number of verified tokens, and how long they are kept without use.
 const VERIFIED_MAX: u64 = 32_768;
 const VERIFIED_IDLE_MAX: Duration = Duration::from_secs(3600);
@@ -189,10 +176,10 @@ impl TokenVerifier {
             self.check_audiences(&verified)?;
             Ok(verified)
         });
-        metrics::token_verified(proven.as_ref().map_or_else(|unproven| unproven.as_str(), |_| "valid"));
+        metrics::token_verified(proven.as_ref().err().unwrap_or(&"valid"));
         let verified = match proven {
             Ok(verified) => verified,
-            Err(Unproven::Gone) => return Err(GrantError::Unauthenticated),
+            Err(DELETED) => return Err(GrantError::Unauthenticated),
             Err(_) => return Ok(None),
         };
         if verified.lost.is_cancelled() {
@@ -253,10 +240,10 @@ impl TokenVerifier {
         source: Option<IpAddr>,
     ) -> Result<Arc<VerifiedToken>, Unproven> {
         if self.shared.is_stopped.load(Ordering::Relaxed) {
-            return Err(Unproven::Stopped);
+            return Err("stopped");
         }
         if self.shared.rejected.contains_key(id) {
-            return Err(Unproven::Rejected);
+            return Err("rejected");
         }
         self.verify_here(id, token, source)
     }
@@ -278,18 +265,18 @@ impl TokenVerifier {
         };
         let is_unknown = keys.as_deref().zip(parsed.as_ref()).is_some_and(|(keys, parsed)| is_unknown(keys, parsed));
         self.read_keys_if_due(is_unknown);
-        let keys = keys.ok_or(Unproven::Keys)?;
+        let keys = keys.ok_or("keys_unknown")?;
         let verified = match (known, parsed) {
             (Some(known), _) if keys.has(&known.key) && keys.issuer == known.issuer => known,
             (Some(_), _) => {
                 shared.verified.invalidate(id);
-                return Err(Unproven::Key);
+                return Err("unknown_key");
             }
-            (None, parsed) => self.check_signature(id, &keys, parsed.ok_or(Unproven::Form)?, source)?,
+            (None, parsed) => self.check_signature(id, &keys, parsed.ok_or("other_form")?, source)?,
         };
         let now = shared.clock.now();
         if now < verified.not_before || now >= verified.expires_at {
-            return Err(Unproven::Time);
+            return Err("time");
         }
         Ok(verified)
     }
@@ -303,14 +290,14 @@ impl TokenVerifier {
     ) -> Result<Arc<VerifiedToken>, Unproven> {
         let ParsedToken { header, claims, signed, signature } = parsed;
         if claims.issuer != keys.issuer {
-            return Err(Unproven::Issuer);
+            return Err("other_issuer");
         }
-        let key = keys.find(&header.kid).ok_or(Unproven::Key)?;
+        let key = keys.find(&header.kid).ok_or("unknown_key")?;
         if source.is_some_and(|source| !self.shared.signature_checks.take(ReviewRateLimitKey::Address(source))) {
-            return Err(Unproven::RateLimit);
+            return Err("over_budget");
         }
         if !key.verifies(&header.alg, signed, &signature) {
-            return Err(Unproven::Signature);
+            return Err("signature");
         }
         let verified = Arc::new(VerifiedToken {
             key: key.clone(),
@@ -335,15 +322,15 @@ impl TokenVerifier {
         let missing: Vec<_> = verified.bound.iter().filter(|object| !exists(object)).collect();
         let is_gone = |object: &&BoundObject| verified.lost.is_cancelled() && self.shared.objects.is_gone(object);
         match missing.iter().any(is_gone) {
-            true => Err(Unproven::Gone),
+            true => Err(DELETED),
             false if missing.is_empty() => Ok(()),
-            false => Err(Unproven::BoundObject),
+            false => Err("bound_object"),
         }
     }
 
     fn check_audiences(&self, verified: &VerifiedToken) -> Result<(), Unproven> {
         let is_accepted = self.shared.audiences.accept(&verified.audiences);
-        is_accepted.then_some(()).ok_or(Unproven::Audience)
+        is_accepted.then_some(()).ok_or("audience")
     }
 
     fn read_keys_if_due(&self, is_unknown: bool) {
@@ -384,25 +371,6 @@ impl AcceptedAudiences {
     }
 }
 
-impl Unproven {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Stopped => "stopped",
-            Self::Rejected => "rejected",
-            Self::Keys => "keys_unknown",
-            Self::Form => "other_form",
-            Self::Issuer => "other_issuer",
-            Self::Key => "unknown_key",
-            Self::RateLimit => "over_budget",
-            Self::Signature => "signature",
-            Self::Time => "time",
-            Self::BoundObject => "bound_object",
-            Self::Gone => "deleted",
-            Self::Audience => "audience",
-        }
-    }
-}
-
 /// Returns how long a kind of objects is followed after its last use. It is longer than the time between two reviews of
 /// the token of an open watch, which are uses.
 fn idle_max(config: &AuthConfig) -> Duration {
@@ -411,5 +379,5 @@ fn idle_max(config: &AuthConfig) -> Duration {
 
 fn parse(token: &BearerToken) -> Result<ParsedToken<'_>, Unproven> {
     let token = token.expose();
-    (token.len() <= TOKEN_BYTES_MAX).then(|| ParsedToken::parse(token)).flatten().ok_or(Unproven::Form)
+    (token.len() <= TOKEN_BYTES_MAX).then(|| ParsedToken::parse(token)).flatten().ok_or("other_form")
 }

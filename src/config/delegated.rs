@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use super::ConfigProblems;
-use crate::auth::{self, CertificateAuthorities};
+use crate::auth::{self, CaOverlapChecker, CertificateAuthorities, CertificateAuthorityRole};
 
 /// The keys under `delegated`: how callers are authenticated, and with which identity their requests are forwarded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -21,22 +21,16 @@ impl DelegatedAuthKeys {
     /// Reports unreadable files, and a CA that is trusted for both clients and front proxies
     /// (docs/SECURITY.md, "Deployment modes").
     pub(super) fn check(&self, problems: &mut ConfigProblems) {
-        let mut read = |what: &str, path: &Option<PathBuf>| {
+        let checker = CaOverlapChecker::default();
+        let mut read = |what: &str, role, path: &Option<PathBuf>| {
             let path = path.as_ref()?;
             let what = format!("{what}: {}", path.display());
             let pem = problems.check(&what, std::fs::read(path))?;
-            problems.check(&what, CertificateAuthorities::from_pem(&pem))
+            let authorities = problems.check(&what, CertificateAuthorities::from_pem(&pem))?;
+            problems.check(&what, checker.set_authorities(role, &authorities))
         };
-        let clients = read("delegated.clientCA", &self.client_ca);
-        let proxies = read("delegated.frontProxyCA", &self.front_proxy_ca);
-        if let (Some(clients), Some(proxies)) = (clients, proxies)
-            && clients.overlaps(&proxies)
-        {
-            problems.add(
-                "delegated.frontProxyCA: shares a certificate authority with delegated.clientCA, so every client could \
-                 claim any identity; use a separate authority for front proxies",
-            );
-        }
+        read("delegated.clientCA", CertificateAuthorityRole::Client, &self.client_ca);
+        read("delegated.frontProxyCA", CertificateAuthorityRole::FrontProxy, &self.front_proxy_ca);
         if !self.front_proxy_names.is_empty() && self.front_proxy_ca.is_none() {
             problems.add("delegated.frontProxyNames: requires delegated.frontProxyCA");
         }

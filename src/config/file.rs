@@ -128,6 +128,13 @@ impl From<MetricsTlsSection> for TlsSection {
     }
 }
 
+impl Default for auth::AuthConfig {
+    /// Returns the settings of the file of defaults.
+    fn default() -> Self {
+        DelegatedAuthKeys::from(DelegatedSection::default()).auth
+    }
+}
+
 impl From<DelegatedSection> for DelegatedAuthKeys {
     fn from(section: DelegatedSection) -> Self {
         Self {

@@ -11,6 +11,7 @@ use crate::net::ListenAddress;
 use crate::serve::AuditDestination;
 use crate::upstream::{CredentialSource, ServerUrl, UpstreamEndpointsConfig};
 use base::FILE_CHECK_INTERVAL;
+use kubeapi::is_dns_subdomain;
 
 /// Parses a path. Unlike clap's own parser, it accepts an empty value, which an empty environment variable has.
 fn possibly_empty_path() -> impl TypedValueParser<Value = PathBuf> {
@@ -91,8 +92,6 @@ struct TlsArguments {
     #[arg(long, value_name = "FILE", requires = "tls_self_signed")]
     tls_self_signed_out: Option<PathBuf>,
 }
-
-const NODE_NAME_MAX: usize = 253;
 
 impl ServeArguments {
     /// Reads the file, applies the flags over it and validates the result.
@@ -201,7 +200,7 @@ pub(super) fn convert(
     let admin = parse_admin_address("admin", &file.admin, problems);
     let tls = file.tls.source("tls", problems);
     let delegated = DelegatedAuthKeys::from(file.delegated);
-    if let Some(name) = file.node.as_deref().filter(|name| !is_node_name(name)) {
+    if let Some(name) = file.node.as_deref().filter(|name| !is_dns_subdomain(name)) {
         problems.add(format!("node: {name:?} is not a node name (expected a DNS subdomain)"));
     }
     ServeSettings {
@@ -281,14 +280,6 @@ fn parse_tcp_address(key: &str, text: &str, problems: &mut ConfigProblems) -> Op
 
 fn parse_origins(named: &[String], problems: &mut ConfigProblems) -> Vec<WebOrigin> {
     named.iter().filter_map(|text| problems.check("allowedOrigins", text.parse())).collect()
-}
-
-/// Returns whether the name is a DNS subdomain. An empty name, as from an unset environment variable, is not one.
-fn is_node_name(name: &str) -> bool {
-    let letters = |label: &str| label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
-    let is_label =
-        |label: &str| !label.is_empty() && letters(label) && !label.starts_with('-') && !label.ends_with('-');
-    name.len() <= NODE_NAME_MAX && name.split('.').all(is_label)
 }
 
 fn audit_destination(path: String) -> AuditDestination {
@@ -385,21 +376,6 @@ impl ServeSettings {
                 "node: every process on the node can reach {address}, and with auth: none every client acts with the \
                  proxy's own permissions; listen on a unix socket (unix:PATH), or set auth: delegated"
             ));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn node_name_must_be_valid_kubernetes_name() {
-        for name in ["n1", "ip-10-0-0-1.eu-west-1.compute.internal", "a.b"] {
-            assert!(is_node_name(name), "{name}");
-        }
-        for name in ["", "N1", "n1,metadata.name!=x", "a..b", "-a", "a-", "a b", &"a".repeat(254)] {
-            assert!(!is_node_name(name), "{name}");
         }
     }
 }

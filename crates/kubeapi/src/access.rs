@@ -33,6 +33,13 @@ pub struct ResourceAccessAttributes {
 }
 
 impl AccessAttributes {
+    /// Returns the access to all objects of a resource in version `v1`.
+    pub fn of_v1(verb: &str, group: &str, resource: &str) -> Self {
+        let (group, version, resource) = (group.to_owned(), "v1".to_owned(), resource.to_owned());
+        let target = ResourceAccessAttributes { group, version, resource, ..ResourceAccessAttributes::default() };
+        Self { verb: verb.to_owned(), target: AccessTarget::Resource(Box::new(target)) }
+    }
+
     pub fn from_request(info: &RequestInfo) -> Self {
         let verb = info.verb.as_str().to_owned();
         if !info.is_resource {

@@ -16,6 +16,7 @@ mod access;
 mod attributes;
 mod builtin_fields;
 mod continue_token;
+mod dns;
 mod event_type;
 mod field_selector;
 mod field_term;
@@ -43,6 +44,7 @@ pub use accept::{
 pub use access::{AccessAttributes, AccessTarget, ResourceAccessAttributes};
 pub use attributes::SelectableAttributes;
 pub use continue_token::{ContinueToken, ContinueVersion, ListPageSource};
+pub use dns::{is_dns_label, is_dns_subdomain};
 pub use event_type::EventType;
 pub use field_selector::{FieldMatcher, FieldSelector, NAME_KEY};
 pub use field_term::EscapedFieldTerm;

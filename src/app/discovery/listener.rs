@@ -1,13 +1,14 @@
 use std::collections::HashMap;
-use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::REACTION_DELAY;
+use crate::app::policy::pull;
 use crate::app::refused_read_retrier::RefusedReadRetrier;
-use crate::cache::{CacheReader, CollectionView, FeedCursor, FeedState, PullResult};
+use crate::cache::{CacheReader, CollectionView, FeedState};
 use crate::feeds::FeedHandle;
 use crate::upstream::{ApiDefinition, ApiDefinitionKind};
 use crate::wire::{FeedEncoding, ObjectRenderer, Representation};
@@ -42,9 +43,6 @@ pub(super) enum ApiDefinitionWatcherEvent {
 struct ParsedApiDefinitions {
     known: HashMap<ObjectKey, (ResourceVersion, ApiDefinition)>,
 }
-
-/// The number of bytes pulled at a time. The frames are dropped; they only signal a change.
-const ROOM: usize = 1 << 20;
 
 impl ApiDefinitionWatcher {
     pub(super) async fn run(self) {
@@ -86,13 +84,16 @@ impl ApiDefinitionWatcher {
                 }
             }
             loop {
+                // The frames only signal a change.
+                let mut frames = Vec::new();
+                let pulled = OptionFuture::from(cursor.as_mut().map(|cursor| pull(cursor, &mut frames)));
                 tokio::select! {
                     biased;
                     changed = state.changed() => match changed {
                         Ok(()) => break,
                         Err(_) => return,
                     },
-                    is_whole = changed(cursor.as_mut()) => {
+                    Some(is_whole) = pulled => {
                         if !is_whole {
                             // The feed has started a new history or has ended; its state says which.
                             cursor = None;
@@ -170,25 +171,4 @@ impl ParsedApiDefinitions {
         }
         Ok(())
     }
-}
-
-/// Completes when the cursor has passed the next changes. Returns false if its history is lost.
-async fn changed(cursor: Option<&mut FeedCursor>) -> bool {
-    let Some(cursor) = cursor else { return std::future::pending().await };
-    let mut frames = Vec::new();
-    std::future::poll_fn(|cx| {
-        let mut is_new = false;
-        loop {
-            frames.clear();
-            match cursor.pull(ROOM, Some(cx.waker()), &mut frames) {
-                PullResult::Frames { .. } => is_new = true,
-                PullResult::CaughtUp { .. } if is_new => return Poll::Ready(true),
-                PullResult::CaughtUp { .. } => return Poll::Pending,
-                PullResult::Expired { .. } | PullResult::Refused(_) | PullResult::Stopped(_) => {
-                    return Poll::Ready(false);
-                }
-            }
-        }
-    })
-    .await
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::super::MASTERS;
 use super::names::{ImpersonatedNameKind, wrong_extra_key};
-use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes, User};
+use kubeapi::{AccessAttributes, AccessTarget, User};
 
 /// A mode of impersonation. All of its steps must succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -198,15 +198,10 @@ impl ImpersonationVerb<'_> {
     }
 
     fn target(self, resource: &str, namespace: &str, subresource: &str, name: &str) -> AccessAttributes {
-        let target = ResourceAccessAttributes {
-            group: self.group.to_owned(),
-            version: "v1".to_owned(),
-            resource: resource.to_owned(),
-            subresource: subresource.to_owned(),
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-            ..ResourceAccessAttributes::default()
-        };
-        AccessAttributes { verb: self.verb.to_owned(), target: AccessTarget::Resource(Box::new(target)) }
+        let mut access = AccessAttributes::of_v1(self.verb, self.group, resource);
+        if let AccessTarget::Resource(target) = &mut access.target {
+            [target.subresource, target.namespace, target.name] = [subresource, namespace, name].map(str::to_owned);
+        }
+        access
     }
 }

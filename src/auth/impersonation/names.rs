@@ -1,5 +1,7 @@
 //! The kinds of user names, which determine the modes of impersonation.
 
+use kubeapi::{ObjectKey, is_dns_label, is_dns_subdomain};
+
 /// The kind of a user name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ImpersonatedNameKind<'a> {
@@ -10,12 +12,14 @@ pub(super) enum ImpersonatedNameKind<'a> {
 
 impl<'a> ImpersonatedNameKind<'a> {
     pub(super) fn parse(user: &'a str) -> Self {
-        if let Some(node) = user.strip_prefix("system:node:").filter(|node| is_subdomain(node)) {
+        if let Some(node) = user.strip_prefix("system:node:").filter(|node| is_dns_subdomain(node)) {
             return Self::Node(node);
         }
         let parts = user.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
         match parts {
-            Some((namespace, name)) if is_label(namespace) && is_subdomain(name) => {
+            Some((namespace, name))
+                if namespace.len() <= NAMESPACE_BYTES_MAX && is_dns_label(namespace) && is_dns_subdomain(name) =>
+            {
                 Self::ServiceAccount { namespace, name }
             }
             _ => Self::Other,
@@ -23,26 +27,8 @@ impl<'a> ImpersonatedNameKind<'a> {
     }
 }
 
-const LABEL_BYTES_MAX: usize = 63;
-const SUBDOMAIN_BYTES_MAX: usize = 253;
-
-/// Whether `text` is a DNS label, like namespace names.
-fn is_label(text: &str) -> bool {
-    text.len() <= LABEL_BYTES_MAX && is_word(text)
-}
-
-/// Whether `text` is a DNS subdomain, like the names of nodes and service accounts. Each label may be as long as the
-/// whole name.
-fn is_subdomain(text: &str) -> bool {
-    text.len() <= SUBDOMAIN_BYTES_MAX && text.split('.').all(is_word)
-}
-
-/// Whether `text` matches `[a-z0-9]([-a-z0-9]*[a-z0-9])?`.
-fn is_word(text: &str) -> bool {
-    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    !text.is_empty() && text.bytes().all(is_inner) && !text.starts_with('-') && !text.ends_with('-')
-}
-
+/// The maximum length of the name of a namespace.
+const NAMESPACE_BYTES_MAX: usize = 63;
 const SUBDOMAIN_RULE: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' \
                               or '.', and must start and end with an alphanumeric character (e.g. 'example.com', \
                               regex used for validation is \
@@ -57,10 +43,10 @@ pub(super) fn wrong_extra_key(key: &str) -> Option<String> {
         return Some(invalid(key, "must be a domain-prefixed path (such as \"acme.io/foo\")"));
     };
     let mut wrong = Vec::new();
-    if host.len() > SUBDOMAIN_BYTES_MAX {
+    if host.len() > ObjectKey::NAME_BYTES_MAX {
         wrong.push(invalid(host, "must be no more than 253 bytes"));
     }
-    if !host.split('.').all(is_word) {
+    if !host.split('.').all(is_dns_label) {
         wrong.push(invalid(host, SUBDOMAIN_RULE));
     }
     if !path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/-._~%!$&'()*+,;=:".contains(&byte)) {

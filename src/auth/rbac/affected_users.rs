@@ -1,22 +1,16 @@
 //! The users whose permissions a change of RBAC may affect.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::subjects::{BySubject, PolicySubject};
 use kubeapi::User;
 
 /// The users whose permissions a policy change may affect, and in which namespaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AffectedUsers {
     Everyone,
-    Only(Arc<BindingSubjects>),
-}
-
-/// The subjects of bindings, and the scope in which their permissions may have changed.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct BindingSubjects {
-    users: HashMap<String, AffectedNamespaces>,
-    groups: HashMap<String, AffectedNamespaces>,
+    Only(BySubject<AffectedNamespaces>),
 }
 
 /// The namespaces in which permissions may have changed.
@@ -31,36 +25,35 @@ pub enum AffectedNamespaces {
 const PAIRS_MAX: usize = 4_096;
 
 impl AffectedUsers {
-    pub fn none() -> Self {
-        Self::Only(Arc::default())
-    }
-
     pub fn is_none(&self) -> bool {
         matches!(self, Self::Only(subjects) if subjects.is_empty())
     }
 
     /// The subjects, or everyone if there are too many to track.
-    pub(in crate::auth) fn from_subjects(subjects: BindingSubjects) -> Self {
-        if subjects.pairs() > PAIRS_MAX { Self::Everyone } else { Self::Only(Arc::new(subjects)) }
+    pub(in crate::auth) fn from_subjects(subjects: BySubject<AffectedNamespaces>) -> Self {
+        let pairs = |namespaces: &AffectedNamespaces| match namespaces {
+            AffectedNamespaces::Everywhere => 1,
+            AffectedNamespaces::Within(namespaces) => namespaces.len(),
+        };
+        let pairs: usize = subjects.users.values().chain(subjects.groups.values()).map(pairs).sum();
+        if pairs > PAIRS_MAX { Self::Everyone } else { Self::Only(subjects) }
     }
 
-    /// The union of both.
-    #[must_use]
-    pub fn and(self, other: &Self) -> Self {
-        let (Self::Only(subjects), Self::Only(others)) = (self, other) else { return Self::Everyone };
-        if others.is_empty() {
-            return Self::Only(subjects);
-        }
-        let mut subjects = Arc::unwrap_or_clone(subjects);
-        subjects.add(others);
-        Self::from_subjects(subjects)
+    /// Adds the users whom another change may affect.
+    pub fn add(&mut self, other: &Self) {
+        *self = match (std::mem::replace(self, Self::Everyone), other) {
+            (Self::Only(mut subjects), Self::Only(others)) => {
+                others.iter().for_each(|(subject, namespaces)| subjects.add(subject, namespaces));
+                Self::from_subjects(subjects)
+            }
+            _ => Self::Everyone,
+        };
     }
 
     /// Returns the scope in which the user's permissions may have changed; `None` if nowhere.
     pub fn namespaces_of(&self, user: &User) -> Option<AffectedNamespaces> {
         let Self::Only(subjects) = self else { return Some(AffectedNamespaces::Everywhere) };
-        let of_groups = user.groups.iter().filter_map(|group| subjects.groups.get(group));
-        let mut scopes = subjects.users.get(&user.name).into_iter().chain(of_groups);
+        let mut scopes = subjects.applying_to(user);
         let mut namespaces = scopes.next()?.clone();
         scopes.for_each(|other| namespaces.add(other));
         Some(namespaces)
@@ -72,40 +65,17 @@ impl AffectedUsers {
     }
 }
 
-impl BindingSubjects {
-    /// Adds a user whose permissions may have changed in the scope `namespaces`.
-    pub(in crate::auth) fn add_user(&mut self, name: String, namespaces: &AffectedNamespaces) {
-        add(&mut self.users, name, namespaces);
+impl Default for AffectedUsers {
+    /// No user.
+    fn default() -> Self {
+        Self::Only(BySubject::default())
     }
+}
 
-    /// Adds a group whose members' permissions may have changed in the scope `namespaces`.
-    pub(in crate::auth) fn add_group(&mut self, name: String, namespaces: &AffectedNamespaces) {
-        add(&mut self.groups, name, namespaces);
-    }
-
-    pub(in crate::auth) fn add(&mut self, others: &Self) {
-        others.users.iter().for_each(|(name, namespaces)| add(&mut self.users, name.clone(), namespaces));
-        others.groups.iter().for_each(|(name, namespaces)| add(&mut self.groups, name.clone(), namespaces));
-    }
-
-    pub(in crate::auth) fn is_empty(&self) -> bool {
-        self.users.is_empty() && self.groups.is_empty()
-    }
-
-    pub fn users(&self) -> impl Iterator<Item = &str> {
-        self.users.keys().map(String::as_str)
-    }
-
-    pub fn groups(&self) -> impl Iterator<Item = &str> {
-        self.groups.keys().map(String::as_str)
-    }
-
-    fn pairs(&self) -> usize {
-        let pairs = |namespaces: &AffectedNamespaces| match namespaces {
-            AffectedNamespaces::Everywhere => 1,
-            AffectedNamespaces::Within(namespaces) => namespaces.len(),
-        };
-        self.users.values().chain(self.groups.values()).map(pairs).sum()
+impl BySubject<AffectedNamespaces> {
+    /// Adds a subject whose permissions may have changed in the scope `namespaces`.
+    pub(in crate::auth) fn add(&mut self, subject: PolicySubject, namespaces: &AffectedNamespaces) {
+        self.entry(subject).and_modify(|known| known.add(namespaces)).or_insert_with(|| namespaces.clone());
     }
 }
 
@@ -117,7 +87,7 @@ impl AffectedNamespaces {
 
     /// Whether permissions in `namespace` may have changed. An access without a namespace covers all of them, and no
     /// binding inside a namespace can grant it.
-    fn contains(&self, namespace: &str) -> bool {
+    pub(in crate::auth) fn contains(&self, namespace: &str) -> bool {
         match self {
             Self::Everywhere => true,
             Self::Within(namespaces) => namespaces.contains(namespace),
@@ -133,10 +103,6 @@ impl AffectedNamespaces {
     }
 }
 
-fn add(subjects: &mut HashMap<String, AffectedNamespaces>, name: String, namespaces: &AffectedNamespaces) {
-    subjects.entry(name).and_modify(|known| known.add(namespaces)).or_insert_with(|| namespaces.clone());
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,18 +116,23 @@ mod tests {
     }
 
     fn of_user(name: &str, namespace: &str) -> AffectedUsers {
-        let mut subjects = BindingSubjects::default();
-        subjects.add_user(name.to_owned(), &AffectedNamespaces::new(namespace));
-        AffectedUsers::Only(Arc::new(subjects))
+        let mut subjects = BySubject::default();
+        subjects.add(PolicySubject::User(name.to_owned()), &AffectedNamespaces::new(namespace));
+        AffectedUsers::Only(subjects)
+    }
+
+    fn union(mut affected: AffectedUsers, other: &AffectedUsers) -> AffectedUsers {
+        affected.add(other);
+        affected
     }
 
     #[test]
     fn policy_change_affects_only_its_subjects_in_its_namespace() {
-        let mut subjects = BindingSubjects::default();
-        subjects.add_user("ada".to_owned(), &AffectedNamespaces::new("t1"));
-        subjects.add_group("dev".to_owned(), &AffectedNamespaces::new("t2"));
-        subjects.add_group("ops".to_owned(), &AffectedNamespaces::new(""));
-        let affected = AffectedUsers::Only(Arc::new(subjects));
+        let mut subjects = BySubject::default();
+        subjects.add(PolicySubject::User("ada".to_owned()), &AffectedNamespaces::new("t1"));
+        subjects.add(PolicySubject::Group("dev".to_owned()), &AffectedNamespaces::new("t2"));
+        subjects.add(PolicySubject::Group("ops".to_owned()), &AffectedNamespaces::new(""));
+        let affected = AffectedUsers::Only(subjects);
         for (user, namespaces) in [
             (user("ada", &[]), vec!["t1"]),
             (user("ada", &["dev", "other"]), vec!["t1", "t2"]),
@@ -173,23 +144,24 @@ mod tests {
             assert_eq!(touched.collect::<Vec<_>>(), namespaces, "{user:?}");
         }
         assert!(AffectedUsers::Everyone.contains(&user("ada", &[]), "t1"));
-        assert!(AffectedUsers::none().is_none() && !AffectedUsers::none().contains(&user("ada", &[]), ""));
+        assert!(AffectedUsers::default().is_none() && !AffectedUsers::default().contains(&user("ada", &[]), ""));
     }
 
     #[test]
     fn merged_changes_affect_everyone_above_the_pair_limit() {
-        let both = of_user("ada", "t1").and(&of_user("ada", "t2"));
+        let both = union(of_user("ada", "t1"), &of_user("ada", "t2"));
         let namespaces = ["t1", "t2"].map(Arc::from).into();
         assert_eq!(both.namespaces_of(&user("ada", &[])), Some(AffectedNamespaces::Within(namespaces)));
         assert_eq!(
-            both.and(&of_user("ada", "")).namespaces_of(&user("ada", &[])),
+            union(both, &of_user("ada", "")).namespaces_of(&user("ada", &[])),
             Some(AffectedNamespaces::Everywhere)
         );
         let many = |count: usize| {
-            (0..count).fold(AffectedUsers::none(), |all, n| all.and(&of_user(&format!("u{}", n % 8), &format!("t{n}"))))
+            let each = |n: usize| of_user(&format!("u{}", n % 8), &format!("t{n}"));
+            (0..count).fold(AffectedUsers::default(), |all, n| union(all, &each(n)))
         };
         assert!(matches!(many(PAIRS_MAX), AffectedUsers::Only(_)));
         assert_eq!(many(PAIRS_MAX + 1), AffectedUsers::Everyone);
-        assert_eq!(many(PAIRS_MAX + 1).and(&AffectedUsers::none()), AffectedUsers::Everyone);
+        assert_eq!(union(many(PAIRS_MAX + 1), &AffectedUsers::default()), AffectedUsers::Everyone);
     }
 }

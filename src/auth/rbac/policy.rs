@@ -2,11 +2,13 @@
 
 mod sample;
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use super::affected_users::{AffectedNamespaces, AffectedUsers, BindingSubjects};
+use super::affected_users::{AffectedNamespaces, AffectedUsers};
 use super::rule::{RULES_MAX, RequestedAccess, RoleRules};
+use super::subjects::{BySubject, PolicySubject};
 use super::{RbacEvent, RbacKind, RbacObject, RbacObjectMeta, RbacRoleRef, RbacSubject};
 use kubeapi::{AccessAttributes, ObjectKey, User, go_quote};
 
@@ -31,12 +33,8 @@ pub struct RbacPolicy {
 pub struct RbacGrant {
     /// The reason that the apiserver gives.
     pub reason: String,
-    pub binding: RbacObjectKey,
-    /// The `resourceVersion` of the binding.
-    pub binding_version: String,
-    pub role: RbacObjectKey,
-    /// The `resourceVersion` of the role.
-    pub role_version: String,
+    /// The binding and the role, each with its `resourceVersion`.
+    pub objects: [(RbacObjectKey, String); 2],
 }
 
 /// Names of objects of one kind.
@@ -66,12 +64,8 @@ struct RbacBinding {
     subjects: Vec<RbacSubject>,
 }
 
-/// The bindings of one scope that may apply to a user.
-#[derive(Debug, Default)]
-struct SubjectIndex {
-    users: HashMap<String, Vec<Arc<RbacBinding>>>,
-    groups: HashMap<String, Vec<Arc<RbacBinding>>>,
-}
+/// The bindings of one scope that may apply to a user, some perhaps repeatedly.
+type SubjectIndex = BySubject<Vec<Arc<RbacBinding>>>;
 
 /// The state of the objects of one kind.
 #[derive(Debug, Default)]
@@ -107,7 +101,7 @@ impl RbacPolicy {
         let RbacEvent { kind: event, object } = change;
         let key = RbacObjectKey::new(kind, &object.metadata);
         let object = (event != "DELETED").then_some(object);
-        let mut subjects = BindingSubjects::default();
+        let mut subjects = BySubject::default();
         if kind.is_binding() {
             self.remove_binding(&key).iter().for_each(|before| before.add_to(&mut subjects));
             if let Some(object) = object {
@@ -207,7 +201,7 @@ impl RbacPolicy {
     fn bindings(&self, user: &User, access: &AccessAttributes) -> impl Iterator<Item = &Arc<RbacBinding>> {
         let namespace = Some(access.namespace()).filter(|namespace| !namespace.is_empty());
         let scopes = [Some(&self.cluster), namespace.and_then(|namespace| self.namespaces.get(namespace))];
-        scopes.into_iter().flatten().flat_map(|index| index.candidates(user))
+        scopes.into_iter().flatten().flat_map(|index| index.applying_to(user)).flatten()
     }
 
     fn grant_by<'a>(
@@ -230,10 +224,7 @@ impl RbacPolicy {
         };
         Some(RbacGrant {
             reason: binding.reason(key, subject),
-            binding: binding.key.clone(),
-            binding_version: binding.version.clone(),
-            role: key.clone(),
-            role_version: role.version.clone(),
+            objects: [(binding.key.clone(), binding.version.clone()), (key.clone(), role.version.clone())],
         })
     }
 
@@ -258,7 +249,8 @@ impl RbacPolicy {
             self.by_role.entry(role.clone()).or_default().push(binding.clone());
         }
         if !self.changes_only {
-            self.index(&binding.key).insert(&binding);
+            let index = self.index(&binding.key);
+            binding.subjects().for_each(|subject| index.entry(subject).or_default().push(binding.clone()));
         }
         self.bindings.insert(binding.key.clone(), binding);
     }
@@ -267,11 +259,11 @@ impl RbacPolicy {
         let binding = self.bindings.remove(key)?;
         self.kinds[key.kind as usize].bytes -= binding.len_bytes();
         if let Some(role) = &binding.role {
-            remove_from(&mut self.by_role, role, &binding);
+            remove_from(self.by_role.entry(role.clone()), &binding);
         }
         let index = self.index(key);
-        index.remove(&binding);
-        if index.users.is_empty() && index.groups.is_empty() {
+        binding.subjects().for_each(|subject| remove_from(index.entry(subject), &binding));
+        if index.is_empty() {
             self.namespaces.remove(&key.namespace);
         }
         Some(binding)
@@ -334,15 +326,14 @@ impl RbacBinding {
     }
 
     /// Adds the subjects, whose permissions may have changed where the binding applies.
-    fn add_to(&self, subjects: &mut BindingSubjects) {
+    fn add_to(&self, affected: &mut BySubject<AffectedNamespaces>) {
         // A binding in a namespace grants nothing outside it, whatever its role is.
         let namespaces = AffectedNamespaces::new(&self.key.namespace);
-        for subject in &self.subjects {
-            match subject.indexed(&self.key.namespace) {
-                IndexedSubject::Group(name) => subjects.add_group(name, &namespaces),
-                IndexedSubject::User(name) => subjects.add_user(name, &namespaces),
-            }
-        }
+        self.subjects().for_each(|subject| affected.add(subject, &namespaces));
+    }
+
+    fn subjects(&self) -> impl Iterator<Item = PolicySubject> {
+        self.subjects.iter().map(|subject| subject.indexed(&self.key.namespace))
     }
 
     /// Returns the reason that the apiserver gives.
@@ -367,12 +358,6 @@ impl RbacBinding {
         let texts = subjects.map(|subject| OBJECT_BYTES + subject.name.len() + subject.namespace.len());
         OBJECT_BYTES + texts.sum::<usize>()
     }
-}
-
-/// A subject as the user or group that it names.
-enum IndexedSubject {
-    User(String),
-    Group(String),
 }
 
 const SERVICE_ACCOUNT: &str = "ServiceAccount";
@@ -400,51 +385,20 @@ impl RbacSubject {
         (self.kind == SERVICE_ACCOUNT).then_some(namespace)
     }
 
-    fn indexed(&self, binding: &str) -> IndexedSubject {
+    fn indexed(&self, binding: &str) -> PolicySubject {
         match self.service_account_namespace(binding) {
-            Some(namespace) => IndexedSubject::User(format!("{SERVICE_ACCOUNT_PREFIX}{namespace}:{}", self.name)),
-            None if self.kind == "Group" => IndexedSubject::Group(self.name.clone()),
-            None => IndexedSubject::User(self.name.clone()),
+            Some(namespace) => PolicySubject::User(format!("{SERVICE_ACCOUNT_PREFIX}{namespace}:{}", self.name)),
+            None if self.kind == "Group" => PolicySubject::Group(self.name.clone()),
+            None => PolicySubject::User(self.name.clone()),
         }
     }
 }
 
-impl SubjectIndex {
-    /// The bindings that may apply to a user, some perhaps repeatedly.
-    fn candidates(&self, user: &User) -> impl Iterator<Item = &Arc<RbacBinding>> {
-        let of_groups = user.groups.iter().filter_map(|group| self.groups.get(group));
-        self.users.get(&user.name).into_iter().chain(of_groups).flatten()
-    }
-
-    fn insert(&mut self, binding: &Arc<RbacBinding>) {
-        for subject in &binding.subjects {
-            let bindings = match subject.indexed(&binding.key.namespace) {
-                IndexedSubject::User(name) => self.users.entry(name).or_default(),
-                IndexedSubject::Group(name) => self.groups.entry(name).or_default(),
-            };
-            bindings.push(binding.clone());
-        }
-    }
-
-    fn remove(&mut self, binding: &Arc<RbacBinding>) {
-        for subject in &binding.subjects {
-            match subject.indexed(&binding.key.namespace) {
-                IndexedSubject::User(name) => remove_from(&mut self.users, &name, binding),
-                IndexedSubject::Group(name) => remove_from(&mut self.groups, &name, binding),
-            }
-        }
-    }
-}
-
-fn remove_from<K: std::hash::Hash + Eq>(
-    index: &mut HashMap<K, Vec<Arc<RbacBinding>>>,
-    key: &K,
-    binding: &Arc<RbacBinding>,
-) {
-    let Some(bindings) = index.get_mut(key) else { return };
-    bindings.retain(|other| !Arc::ptr_eq(other, binding));
-    if bindings.is_empty() {
-        index.remove(key);
+fn remove_from<K>(entry: Entry<'_, K, Vec<Arc<RbacBinding>>>, binding: &Arc<RbacBinding>) {
+    let Entry::Occupied(mut bindings) = entry else { return };
+    bindings.get_mut().retain(|other| !Arc::ptr_eq(other, binding));
+    if bindings.get().is_empty() {
+        bindings.remove();
     }
 }
 

@@ -17,8 +17,8 @@ fn change(event: &str, object: &Value) -> RbacEvent {
 
 fn named(affected: Option<AffectedUsers>) -> Vec<String> {
     let Some(AffectedUsers::Only(subjects)) = affected else { return Vec::new() };
-    let groups = subjects.groups().map(|group| format!("group {group}"));
-    let mut names: Vec<_> = subjects.users().map(str::to_owned).chain(groups).collect();
+    let groups = subjects.groups.keys().map(|group| format!("group {group}"));
+    let mut names: Vec<_> = subjects.users.keys().cloned().chain(groups).collect();
     names.sort();
     names
 }
@@ -373,8 +373,8 @@ fn reason_names_binding_role_and_first_subject() {
     let expected = r#"RBAC: allowed by RoleBinding "c/t1" of Role "r" to ServiceAccount "sb/t1""#;
     assert_eq!(reason(&user("system:serviceaccount:t1:sb", &[]), "get :t1:pods:"), expected);
     let grant = policy.find_grant(&ada, &access("get :t1:pods:")).expect("a grant");
-    assert_eq!((grant.binding_version.as_str(), grant.role_version.as_str()), ("7", "7"));
-    assert_eq!((grant.binding.name.as_str(), grant.role.name.as_str()), ("a\"b", "view"));
+    let objects = grant.objects.each_ref().map(|(key, version)| (key.name.as_str(), version.as_str()));
+    assert_eq!(objects, [("a\"b", "7"), ("view", "7")]);
 }
 
 /// Only what the rules allow to a subject is asked about, and never the members of `system:masters`.

@@ -82,10 +82,7 @@ impl BoundObjectFollower {
     async fn follow(&self, is_reported: &mut bool) -> Infallible {
         let (mut backoff, mut refusals) = (Backoff::default(), 0);
         loop {
-            let ended = match self.list_and_watch().await {
-                Ok(never) => match never {},
-                Err(error) => error,
-            };
+            let Err(ended) = self.list_and_watch().await;
             // An apiserver that restarts may have other keys.
             self.keys.expire();
             let resource = self.kind.resource();
@@ -134,7 +131,9 @@ impl BoundObjectFollower {
         self.objects.begin_list(self.kind);
         loop {
             let path = self.path(&format!("limit={PAGE_LIMIT}{next}"));
-            let page = self.page(&path).await?;
+            let (cause, kind) = (UpstreamRequestCause::Identity, UpstreamRequestKind::Short);
+            let response = self.client.open(cause, kind, &path, METADATA_LIST).await?;
+            let page = self.client.read_at_most(response, PAGE_BYTES_MAX).await?;
             let JsonListPage { metadata, items } = parse_json(&page, &path)?;
             for object in items {
                 let PartialObject { metadata } = parse_json(object.get().as_bytes(), &path)?;
@@ -153,12 +152,6 @@ impl BoundObjectFollower {
             }
             next = continued;
         }
-    }
-
-    async fn page(&self, path: &str) -> Result<bytes::Bytes, UpstreamError> {
-        let (cause, kind) = (UpstreamRequestCause::Identity, UpstreamRequestKind::Short);
-        let response = self.client.open(cause, kind, path, METADATA_LIST).await?;
-        self.client.read_at_most(response, PAGE_BYTES_MAX).await
     }
 
     /// Follows the objects from a version, which it advances, until upstream ends the watch. `last_sign` is when it last

@@ -10,7 +10,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::config::configuration::Configuration;
-use crate::config::{ConfigProblems, DelegatedAuthKeys, LogSettings, schema};
+use crate::config::{ConfigProblems, LogSettings, schema};
 use crate::{cache, net, reflect, serve};
 
 /// The width of a comment in the file of defaults, in columns.
@@ -256,7 +256,6 @@ fn example_yaml_has_defaults_of_modules() {
     assert_eq!(file.connections(), net::ConnectionLimits::default());
     let mut problems = ConfigProblems::default();
     assert_eq!((file.log(&mut problems).level, problems.is_empty()), (LogSettings::default().level, true));
-    assert_eq!(DelegatedAuthKeys::from(file.delegated), DelegatedAuthKeys::default());
 }
 
 #[test]

@@ -8,8 +8,8 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use kube_fanout::auth::{
-    AffectedUsers, BEARER_PROTOCOL, BearerToken, BindingSubjects, CertificateAuthorities, RbacEvent, RbacKind,
-    RbacPolicy, bearer_token, front_proxy_user, named_user,
+    AffectedUsers, BEARER_PROTOCOL, BearerToken, CertificateAuthorities, RbacEvent, RbacKind, RbacPolicy, bearer_token,
+    front_proxy_user, named_user,
 };
 use kube_fanout::net::PeerAddress;
 use kube_fanout::serve::{source_ips, websocket};
@@ -153,10 +153,7 @@ pub fn policies(input: &[u8]) {
         let once = policy.apply(kind, change);
         let again = read().and_then(|change| policy.apply(kind, change));
         let (Some(AffectedUsers::Only(once)), Some(AffectedUsers::Only(again))) = (once, again) else { continue };
-        let all = |subjects: &BindingSubjects| {
-            subjects.users().chain(subjects.groups()).map(str::to_owned).collect::<Vec<_>>()
-        };
-        let (once, again) = (all(&once), all(&again));
+        let [once, again] = [once, again].map(|subjects| subjects.names().map(str::to_owned).collect::<Vec<_>>());
         assert!(again.iter().all(|subject| once.contains(subject)), "{again:?} are in {once:?}");
         if matches!(kind, RbacKind::RoleBinding | RbacKind::ClusterRoleBinding) {
             // Ignored fields need not be UTF-8.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Parser as _;
 use http::header::RETRY_AFTER;
 use http::{HeaderValue, Response, StatusCode};
-use kube_fanout::auth::CertificateAuthorities;
+use kube_fanout::auth::{CaOverlapChecker, CertificateAuthorities, CertificateAuthorityRole};
 use kube_fanout::config::{CliArguments, CliCommand, ConfigCommand, ServeArguments};
 use kube_fanout::upstream::read_status;
 use kubeapi::{ContinueToken, ListPageSource, Status};
@@ -47,7 +47,12 @@ pub fn tokens(input: &[u8]) {
 /// A certificate bundle is valid, or is refused with a message.
 pub fn authorities(input: &[u8]) {
     match CertificateAuthorities::from_pem(input) {
-        Ok(authorities) => assert!(authorities.overlaps(&authorities), "it has keys"),
+        Ok(authorities) => {
+            let checker = CaOverlapChecker::default();
+            let [first, second] = [CertificateAuthorityRole::Client, CertificateAuthorityRole::FrontProxy]
+                .map(|role| checker.set_authorities(role, &authorities));
+            assert!(first.is_ok() && second.is_err(), "it has keys");
+        }
         Err(error) => assert!(!error.to_string().is_empty()),
     }
 }

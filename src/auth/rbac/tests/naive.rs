@@ -190,7 +190,7 @@ proptest! {
         for _ in 0..OBJECTS {
             let before = decide(&policy);
             let ((kind, object), event) = (drawn_object(&mut random), one(&mut random, &EVENTS));
-            let affected = policy.apply(kind, change(event, &object)).unwrap_or_else(AffectedUsers::none);
+            let affected = policy.apply(kind, change(event, &object)).unwrap_or_default();
             let after = decide(&policy);
             for (at, (user, access)) in questions.iter().enumerate() {
                 let is_affected = affected.contains(user, access.namespace());

@@ -261,8 +261,8 @@ async fn signature_checks_are_limited_by_source() {
     let token = scene.issuer.token(&scene.claims());
     let forged: Vec<_> = (0..9).map(|_| with_last_byte_changed(&scene.issuer.token(&scene.claims()))).collect();
     let results: Vec<_> = forged.iter().map(|token| scene.unproven(token).expect("forged")).collect();
-    assert_eq!(results[..5], [Unproven::Signature; 5]);
-    assert_eq!(results[5..], [Unproven::RateLimit; 4]);
+    assert_eq!(results[..5], ["signature"; 5]);
+    assert_eq!(results[5..], ["over_budget"; 4]);
     assert_eq!(scene.user(&token), None);
     assert!(scene.user_from(&token, Some(Ipv4Addr::new(192, 0, 2, 2).into())).is_some(), "others are not affected");
     assert!(scene.user(&token).is_some(), "a verified token needs no check");

@@ -137,7 +137,7 @@ async fn verifier_stops_if_upstream_returns_another_user() {
     assert!(scene.review(&token, Some(user_of(&[("credential-id", "JTI=4f9a")])), &[ISSUER]));
     assert!(scene.user(&token).is_some());
     assert!(!scene.review(&token, Some(user_of(&[])), &[ISSUER]));
-    assert_eq!((scene.user(&token), scene.unproven(&token)), (None, Some(Unproven::Stopped)));
+    assert_eq!((scene.user(&token), scene.unproven(&token)), (None, Some("stopped")));
 }
 
 const RS256: &str = r#"{"alg":"RS256","kid":"rsa"}"#;
