@@ -161,7 +161,7 @@ impl HistoryBackfiller {
         let path = spec
             .key
             .url(&format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={from}"));
-        let mut stream = self.upstream.watch(UpstreamRequestCause::Past, &path).await?;
+        let mut stream = self.upstream.open(UpstreamRequestCause::Past, &path, None).await?;
         let (mut changes, mut bytes) = (Vec::new(), 0);
         loop {
             match stream.next(&self.upstream.reader).await? {

@@ -187,7 +187,7 @@ impl UpstreamLister<'_> {
                                &allowWatchBookmarks=true&timeoutSeconds=5";
         let version = least.map(|rv| format!("&resourceVersion={rv}")).unwrap_or_default();
         let path = self.spec.key.empty_list_url(&format!("{NOTHING}{version}"));
-        let mut stream = match self.upstream.watch(UpstreamRequestCause::Proof, &path).await {
+        let mut stream = match self.upstream.open(UpstreamRequestCause::Proof, &path, None).await {
             Ok(stream) => stream,
             Err(error) if refuses_watch_list(&error) => {
                 let at = least.map_or(RequestedListVersion::Current, RequestedListVersion::NotOlderThan);

@@ -413,7 +413,7 @@ impl FreshnessProver {
         let path = self.upstream.feed.spec.key.url(&format!(
             "watch=true&allowWatchBookmarks=true&timeoutSeconds={CATCH_UP_SECONDS}&resourceVersion={at}"
         ));
-        let mut stream = self.upstream.watch(UpstreamRequestCause::Proof, &path).await?;
+        let mut stream = self.upstream.open(UpstreamRequestCause::Proof, &path, None).await?;
         self.behind_a_proxy.store(stream.is_from_memory(), Ordering::Relaxed);
         let (changes, until) = stream.until_bookmark(&self.upstream.reader).await?;
         // If the channel is full, the reflector is not watching and cannot use the proof.

@@ -80,16 +80,7 @@ const CAUGHT_UP_BYTES_MAX: usize = 64 << 20;
 
 impl FeedTaskContext {
     /// Opens a watch that is accounted to `cause`. If the response is not in the feed's encoding, fails with
-    /// [`UpstreamError::OtherRepresentation`].
-    pub(super) async fn watch(
-        &self,
-        cause: UpstreamRequestCause,
-        path: &str,
-    ) -> Result<UpstreamWatchStream, UpstreamError> {
-        self.open(cause, path, None).await
-    }
-
-    /// Opens a watch like [`watch`](Self::watch). If `deltas_after` is the version of a state, a proxy may send later
+    /// [`UpstreamError::OtherRepresentation`]. If `deltas_after` is the version of a state, a proxy may send later
     /// events as differences to it. Before the caller reads them, the feed must have that state, and the caller calls
     /// [`index_deltas`](UpstreamWatchStream::index_deltas).
     pub(super) async fn open(
