@@ -9,12 +9,14 @@ pub use active_watches::ActiveWatches;
 
 pub(crate) use active_watches::UserAndAgent;
 
-/// The protocol that frames the events of a watch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum WatchTransport {
-    Http1,
-    Http2,
-    WebSocket,
+base::labelled_enum! {
+    /// The protocol that frames the events of a watch.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub(crate) enum WatchTransport {
+        Http1 = "h1",
+        Http2 = "h2",
+        WebSocket = "websocket",
+    }
 }
 
 impl WatchTransport {
@@ -24,15 +26,6 @@ impl WatchTransport {
             (true, _) => Self::WebSocket,
             (false, Version::HTTP_2) => Self::Http2,
             _ => Self::Http1,
-        }
-    }
-
-    /// Returns the name used in metrics and on the debug pages.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Http1 => "h1",
-            Self::Http2 => "h2",
-            Self::WebSocket => "websocket",
         }
     }
 }

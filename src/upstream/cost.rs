@@ -3,43 +3,45 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kubeapi::Gvr;
 
-/// The purpose of an upstream request. Every request names its cause.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UpstreamRequestCause {
-    /// Requests that load the state of a feed, in pages or streamed.
-    List,
-    /// Watches the objects of a feed.
-    Watch,
-    /// Proves that a feed is current: a position, versions, recent events.
-    Proof,
-    /// Reads past changes: of a gap in the stream, or from before a feed's first list.
-    Past,
-    /// Requests that compare converted objects with upstream's encoding.
-    Comparison,
-    /// Compares the contents of a feed with upstream.
-    SelfCheck,
-    /// Discovers the resources and the release of upstream.
-    Discovery,
-    /// Reads the definitions of custom resources and `APIServices`, by feeds or lists.
-    Definitions,
-    /// Follows RBAC roles and bindings.
-    Rbac,
-    /// Checks the permissions of a user for a request (`SubjectAccessReview`).
-    AccessReview,
-    /// Checks whether an open watch may continue (`SubjectAccessReview`).
-    LeaseReview,
-    /// Compares an access decision of this proxy with upstream's (`SubjectAccessReview`, lists of RBAC objects).
-    DecisionCheck,
-    /// Authenticates a token (`TokenReview`).
-    TokenReview,
-    /// Reads what verifies tokens: the cluster's keys, and the metadata of objects that tokens are bound to.
-    Identity,
-    /// Finds the proxy's own identity (`SelfSubjectReview`) and permissions (`SelfSubjectAccessReview`).
-    SelfReview,
-    /// Checks whether one of several servers is ready, when another may have failed.
-    Readiness,
-    /// Callers' requests that are forwarded.
-    Forwarded,
+base::labelled_enum! {
+    /// The purpose of an upstream request. Every request names its cause.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum UpstreamRequestCause {
+        /// Requests that load the state of a feed, in pages or streamed.
+        List = "list",
+        /// Watches the objects of a feed.
+        Watch = "watch",
+        /// Proves that a feed is current: a position, versions, recent events.
+        Proof = "proof",
+        /// Reads past changes: of a gap in the stream, or from before a feed's first list.
+        Past = "history",
+        /// Requests that compare converted objects with upstream's encoding.
+        Comparison = "representation_check",
+        /// Compares the contents of a feed with upstream.
+        SelfCheck = "self_check",
+        /// Discovers the resources and the release of upstream.
+        Discovery = "discovery",
+        /// Reads the definitions of custom resources and `APIServices`, by feeds or lists.
+        Definitions = "definitions",
+        /// Follows RBAC roles and bindings.
+        Rbac = "rbac",
+        /// Checks the permissions of a user for a request (`SubjectAccessReview`).
+        AccessReview = "access_review",
+        /// Checks whether an open watch may continue (`SubjectAccessReview`).
+        LeaseReview = "lease_review",
+        /// Compares an access decision of this proxy with upstream's (`SubjectAccessReview`, lists of RBAC objects).
+        DecisionCheck = "decision_check",
+        /// Authenticates a token (`TokenReview`).
+        TokenReview = "token_review",
+        /// Reads what verifies tokens: the cluster's keys, and the metadata of objects that tokens are bound to.
+        Identity = "identity",
+        /// Finds the proxy's own identity (`SelfSubjectReview`) and permissions (`SelfSubjectAccessReview`).
+        SelfReview = "self_review",
+        /// Checks whether one of several servers is ready, when another may have failed.
+        Readiness = "readiness",
+        /// Callers' requests that are forwarded.
+        Forwarded = "forwarded",
+    }
 }
 
 /// The cost of requests with one cause since the process started.
@@ -60,7 +62,7 @@ pub struct UpstreamCost {
 /// Counts the cost of requests for upstream. Clones share the counters.
 #[derive(Debug, Clone, Default)]
 pub struct UpstreamCostTotals {
-    accounts: Arc<[UpstreamCauseTotals; CAUSES.len()]>,
+    accounts: Arc<[UpstreamCauseTotals; UpstreamRequestCause::ALL.len()]>,
 }
 
 #[derive(Debug, Default)]
@@ -81,32 +83,7 @@ pub(super) struct UpstreamCostCounter {
     is_open: bool,
 }
 
-/// Every cause, in the order of their definition, with its name in metrics.
-const CAUSES: [(UpstreamRequestCause, &str); 17] = [
-    (UpstreamRequestCause::List, "list"),
-    (UpstreamRequestCause::Watch, "watch"),
-    (UpstreamRequestCause::Proof, "proof"),
-    (UpstreamRequestCause::Past, "history"),
-    (UpstreamRequestCause::Comparison, "representation_check"),
-    (UpstreamRequestCause::SelfCheck, "self_check"),
-    (UpstreamRequestCause::Discovery, "discovery"),
-    (UpstreamRequestCause::Definitions, "definitions"),
-    (UpstreamRequestCause::Rbac, "rbac"),
-    (UpstreamRequestCause::AccessReview, "access_review"),
-    (UpstreamRequestCause::LeaseReview, "lease_review"),
-    (UpstreamRequestCause::DecisionCheck, "decision_check"),
-    (UpstreamRequestCause::TokenReview, "token_review"),
-    (UpstreamRequestCause::Identity, "identity"),
-    (UpstreamRequestCause::SelfReview, "self_review"),
-    (UpstreamRequestCause::Readiness, "readiness"),
-    (UpstreamRequestCause::Forwarded, "forwarded"),
-];
-
 impl UpstreamRequestCause {
-    pub fn as_str(self) -> &'static str {
-        CAUSES[self as usize].1
-    }
-
     /// Returns the cause for a feed of a resource. Lists and watches of resources that the proxy itself uses have
     /// separate causes.
     #[must_use]
@@ -129,7 +106,7 @@ impl UpstreamCostTotals {
     /// Iterates over every cause with its cost.
     pub fn all(&self) -> impl Iterator<Item = (UpstreamRequestCause, UpstreamCost)> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        CAUSES.into_iter().map(move |(cause, _)| {
+        UpstreamRequestCause::ALL.into_iter().map(move |cause| {
             let UpstreamCauseTotals { requests, streams_opened, streams_open, body_bytes, answered_here } =
                 self.account(cause);
             let (requests, body_bytes, answered_here) = (read(requests), read(body_bytes), read(answered_here));
@@ -205,14 +182,15 @@ mod tests {
     #[test]
     fn each_cost_cause_has_own_counter_and_label() {
         let costs = UpstreamCostTotals::default();
-        for (n, (cause, _)) in CAUSES.into_iter().enumerate() {
+        for (n, cause) in UpstreamRequestCause::ALL.into_iter().enumerate() {
             let counter = costs.counter(cause, false);
             (0..=n).for_each(|_| counter.sent());
         }
         let counted: Vec<_> = costs.all().map(|(_, cost)| cost.requests).collect();
-        assert_eq!(counted, (1..=CAUSES.len() as u64).collect::<Vec<_>>());
-        let names: std::collections::BTreeSet<_> = CAUSES.into_iter().map(|(cause, _)| cause.as_str()).collect();
-        assert_eq!(names.len(), CAUSES.len());
+        assert_eq!(counted, (1..=UpstreamRequestCause::ALL.len() as u64).collect::<Vec<_>>());
+        let names: std::collections::BTreeSet<_> =
+            UpstreamRequestCause::ALL.into_iter().map(UpstreamRequestCause::as_str).collect();
+        assert_eq!(names.len(), UpstreamRequestCause::ALL.len());
     }
 
     #[test]

@@ -66,10 +66,11 @@ fn reason_labels_are_documented() {
     }
 }
 
-/// Label values of an enum: the literals of its `impl` block, which contains `as_str`.
+/// Label values of an enum: the literals of its definition, or of its `impl` block, which contains `as_str`.
 fn labels(file: &str, of: &str) -> Names {
     let source = Source::parse(file, &files::text(file));
-    let literals = source.block(&["impl", of]).iter().filter(|token| token.kind == Kind::Text);
+    let tokens = ["enum", "impl"].into_iter().flat_map(|item| source.block(&[item, of]));
+    let literals = tokens.filter(|token| token.kind == Kind::Text);
     literals.map(|token| token.text.clone()).collect()
 }
 
