@@ -176,7 +176,7 @@ impl WatchOpener {
         let transport = transport(request);
         let client = UserAndAgent::new(request.caller.flow(), request.http.headers().get(USER_AGENT));
         let active_watch = self.active_watches.opened(client, cursor.follower(), read.representation, transport);
-        let metrics = self.watches.open(key, read.representation, transport, Some(active_watch));
+        let metrics = self.watches.open(key, read.representation, transport, active_watch);
         let options = WatchOptions {
             bookmarks: read.bookmarks,
             end_bookmark: read.start.ends_with_bookmark(),
