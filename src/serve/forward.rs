@@ -24,23 +24,22 @@ use tokio::time::timeout;
 pub(crate) use self::coalesce::RequestCoalescer;
 
 use self::coalesce::{CoalesceKey, CoalescedResponse};
-use crate::auth::{Authorizer, Caller, Impersonation};
+use crate::auth::{Caller, Impersonation};
 use crate::net::RequestBody;
 use crate::serve::activity::metrics;
 use crate::serve::audit::ServedLocally;
-use crate::serve::limits::{
-    BodyError, BufferedResponseBody, ConcurrencyLimits, ConcurrencyPermit, DeadlineBody, SlowReaderReaper,
-};
+use crate::serve::limits::{BodyError, BufferedResponseBody, ConcurrencyLimits, ConcurrencyPermit, DeadlineBody};
 use crate::serve::response::{
     AUDIT_ID, LIST_RETRY_SECONDS, REASON, ResponseBody, ResponseContext, denied_status, too_many, unavailable,
 };
 use crate::serve::route::ForwardReason;
+use crate::serve::serve_components::ServeComponents;
 use crate::serve::watch::websocket;
 use crate::upstream::{
     CAUSE, ForwardPoolKind, HOPS, PROXY_ACCEPT_ENCODING, RequestForwarder, RequestIdentity, UpstreamBody,
-    UpstreamClient, UpstreamError, UpstreamResponseBody,
+    UpstreamError, UpstreamResponseBody,
 };
-use base::{AbortSignal, BackgroundTasks, DrainWatch};
+use base::AbortSignal;
 use kubeapi::{FlowDistinguisher, RequestInfo, RequestVerb, Status, UrlQuery};
 
 /// Upstream's response, or the reason that there is none.
@@ -62,14 +61,9 @@ const SHARED_ROWS_MAX: usize = 1_000;
 /// Forwards requests with the permissions of their callers.
 #[derive(Debug)]
 pub(crate) struct ForwardHandler {
-    pub(crate) client: UpstreamClient,
-    pub(crate) forwarder: Arc<RequestForwarder>,
-    pub(crate) authorizer: Authorizer,
-    pub(crate) concurrency: Arc<ConcurrencyLimits>,
+    pub(crate) shared: Arc<ServeComponents>,
+    pub(crate) forwarder: RequestForwarder,
     pub(crate) coalesced: RequestCoalescer,
-    pub(crate) tasks: BackgroundTasks,
-    pub(crate) drain: DrainWatch,
-    pub(crate) slow_readers: SlowReaderReaper,
 }
 
 impl ForwardHandler {
@@ -102,7 +96,7 @@ impl ForwardHandler {
         let (flow, pool_kind) = (caller.flow(), pool_kind(request.headers(), request.method(), info));
         let identity = {
             let identity = pin!(self.upstream_identity(caller, request.headers(), info));
-            self.concurrency.waiting.while_waiting(flow.as_ref(), query, identity).await
+            self.shared.concurrency.waiting.while_waiting(flow.as_ref(), query, identity).await
         };
         let identity = match identity.unwrap_or_else(|shed| Err(too_many(shed, LIST_RETRY_SECONDS))) {
             Ok(identity) => identity,
@@ -116,10 +110,10 @@ impl ForwardHandler {
         };
         let is_anonymous = identity == RequestIdentity::Anonymous;
         let pool = match (pool_kind, reason) {
-            _ if is_anonymous => &self.concurrency.anonymous,
-            (_, ForwardReason::Syncing) => &self.concurrency.unready,
-            (ForwardPoolKind::Short, _) => &self.concurrency.forwards,
-            (ForwardPoolKind::Stream | ForwardPoolKind::Tunnel, _) => &self.concurrency.streams,
+            _ if is_anonymous => &self.shared.concurrency.anonymous,
+            (_, ForwardReason::Syncing) => &self.shared.concurrency.unready,
+            (ForwardPoolKind::Short, _) => &self.shared.concurrency.forwards,
+            (ForwardPoolKind::Stream | ForwardPoolKind::Tunnel, _) => &self.shared.concurrency.streams,
         };
         let permit = pool.acquire(flow.as_ref().filter(|_| !is_anonymous));
         let permit = Arc::new(permit.map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?);
@@ -147,7 +141,7 @@ impl ForwardHandler {
         let request = request.map(|body| {
             let is_broken = is_broken.clone();
             if is_short {
-                track_body_error(DeadlineBody::new(body, &self.slow_readers, AbortSignal::default()), is_broken)
+                track_body_error(DeadlineBody::new(body, &self.shared.slow_readers, AbortSignal::default()), is_broken)
             } else {
                 track_body_error(body, is_broken)
             }
@@ -165,7 +159,7 @@ impl ForwardHandler {
 
     /// Awaits the head of a response, and fails after the timeout.
     async fn with_timeout(&self, response: impl Future<Output = UpstreamReadResult>) -> UpstreamReadResult {
-        let max = self.slow_readers.body_max() + HEAD_TIMEOUT_SLACK;
+        let max = self.shared.slow_readers.body_max() + HEAD_TIMEOUT_SLACK;
         timeout(max, response).await.unwrap_or(Err(UpstreamError::Timeout(max)))
     }
 
@@ -178,7 +172,7 @@ impl ForwardHandler {
         context: &ResponseContext,
     ) -> Response<ResponseBody> {
         let is_short = is_short || !response.status().is_success();
-        let deadline = is_short.then(|| (&self.slow_readers, context.abort.clone()));
+        let deadline = is_short.then(|| (&self.shared.slow_readers, context.abort.clone()));
         response.map(|body| ResponseBody::forwarded(body, permit, deadline))
     }
 
@@ -211,16 +205,17 @@ impl ForwardHandler {
             copy.headers_mut().clone_from(request.headers());
             let response = self.forwarder.forward(&identity, ForwardPoolKind::Short, copy).await?;
             let (status, mut headers) = (response.status(), response.headers().clone());
-            let body = self.client.read_at_most(response, SHARED_BYTES_MAX).await?;
+            let body = self.shared.client.read_at_most(response, SHARED_BYTES_MAX).await?;
             headers.remove(CONTENT_LENGTH);
-            let permit = Some(permit_for(&body, &self.concurrency, flow.as_ref())?);
+            let permit = Some(permit_for(&body, &self.shared.concurrency, flow.as_ref())?);
             Ok(CoalescedResponse { status, headers, body, permit })
         });
         match self.coalesced.send(key, sending).await {
             Ok(CoalescedResponse { status, headers, body, permit: bytes_permit }) => {
                 let whole =
                     BufferedResponseBody::from_bytes(body, bytes_permit.into_iter().chain([permit.clone()]).collect());
-                let mut response = Response::new(ResponseBody::whole(whole, &self.slow_readers, context.abort.clone()));
+                let mut response =
+                    Response::new(ResponseBody::whole(whole, &self.shared.slow_readers, context.abort.clone()));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
                 // Upstream's audit log has one entry for all requests that share a response.
@@ -249,7 +244,7 @@ impl ForwardHandler {
         for name in [CONTENT_LENGTH, EXPECT] {
             request.headers_mut().remove(name);
         }
-        let drain_hold = self.drain.block_end();
+        let drain_hold = self.shared.drain.block_end();
         let response = Box::pin(self.forwarder.forward(identity, ForwardPoolKind::Tunnel, request));
         let response =
             if *identity == RequestIdentity::Anonymous { self.with_timeout(response).await } else { response.await };
@@ -263,7 +258,7 @@ impl ForwardHandler {
             return Ok(self.relay(response, true, permit, context));
         }
         let upstream = hyper::upgrade::on(&mut response);
-        self.tasks.spawn("tunnel", async move {
+        self.shared.tasks.spawn("tunnel", async move {
             if let (Ok(down), Ok(up)) = tokio::join!(downstream, upstream) {
                 let (mut down, mut up) = (TokioIo::new(down), TokioIo::new(up));
                 if let Err(error) = copy_bidirectional(&mut down, &mut up).await {
@@ -286,7 +281,7 @@ impl ForwardHandler {
         headers: &HeaderMap,
         info: Option<&RequestInfo>,
     ) -> Result<RequestIdentity, Status> {
-        let identity = self.authorizer.upstream_identity(caller).await;
+        let identity = self.shared.authorizer.upstream_identity(caller).await;
         if !matches!(identity, RequestIdentity::User(_)) {
             return Ok(identity);
         }
@@ -295,7 +290,7 @@ impl ForwardHandler {
         else {
             return Ok(identity);
         };
-        let user = Box::pin(self.authorizer.impersonation(caller, &impersonation, info)).await;
+        let user = Box::pin(self.shared.authorizer.impersonation(caller, &impersonation, info)).await;
         let user = user.map_err(|denied| denied_status(&denied.refused, caller.name(), &denied.access))?;
         Ok(RequestIdentity::User(Arc::new(user)))
     }
@@ -313,13 +308,13 @@ impl ForwardHandler {
     /// Rejects a request that has passed this proxy before, or too many proxies.
     pub(crate) fn check_hops(&self, headers: &HeaderMap) -> Result<(), Status> {
         let passed = hops(headers);
-        let looped = passed.contains(&self.client.instance()) || passed.len() >= HOPS_MAX;
+        let looped = passed.contains(&self.shared.client.instance()) || passed.len() >= HOPS_MAX;
         if looped { Err(Status::from_code(508, LOOP_DETECTED)) } else { Ok(()) }
     }
 
     /// Returns the hop list of the request, including this proxy.
     pub(crate) fn hops_with_self(&self, headers: &HeaderMap) -> HeaderValue {
-        let hops = hops(headers).into_iter().chain([self.client.instance()]).collect::<Vec<_>>().join(",");
+        let hops = hops(headers).into_iter().chain([self.shared.client.instance()]).collect::<Vec<_>>().join(",");
         HeaderValue::from_str(&hops).expect("the items are visible ASCII")
     }
 }
