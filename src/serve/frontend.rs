@@ -198,12 +198,8 @@ impl HttpFrontend {
         let caller = {
             let sender = ClientConnectionInfo::from_peer(peer);
             let mut authenticating = Box::pin(self.shared.authorizer.authenticate(sender, request.http.headers()));
-            let caller = self
-                .shared
-                .concurrency
-                .unauthenticated
-                .while_waiting(None, &request.query, authenticating.as_mut())
-                .await;
+            let waiting = &self.shared.concurrency.unauthenticated;
+            let caller = waiting.while_waiting(None, &request.query, authenticating.as_mut()).await;
             caller.map_err(too_many_waiting).flatten()
         };
         if let (Some(record), Ok(caller)) = (&mut record, &caller) {

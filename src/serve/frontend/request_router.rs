@@ -1,4 +1,4 @@
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use http::Response;
 use super::self_review;
 use super::unauthenticated_request::UnauthenticatedRequest;
 use crate::auth::{Caller, GrantError, ReadPermission};
-use crate::listing::ListPageRequest;
+use crate::listing::{LimitExceeded, ListPageRequest};
 use crate::serve::audit::AuditDecision;
 use crate::serve::forward::ForwardHandler;
 use crate::serve::peers::DownstreamReviewHandler;
@@ -20,7 +20,7 @@ use crate::serve::serve_components::ServeComponents;
 use crate::serve::watch::WatchOpener;
 use crate::upstream::{UpstreamResource, is_impersonation};
 use crate::wire::Representation;
-use kubeapi::{Gvr, Status};
+use kubeapi::{Gvr, Status, UrlQuery};
 
 /// Answers the requests that the frontend has admitted: routes each, authorizes it, and passes it to the part that
 /// serves or forwards it.
@@ -109,17 +109,11 @@ impl RequestRouter {
                 return self.forward(request, reason).await;
             }
             let decision = self.shared.audit.is_on().then(|| AuditDecision::Allowed(permission.reason()));
-            let flow = request.caller.flow();
             // Boxed, so that the future of another request does not reserve room for them: it is copied as it comes.
             let served = match route {
                 ReadRoute::Get(read) => {
                     let mut reading = Box::pin(self.reader.get(&request, &permission, resource, read));
-                    let served = self
-                        .shared
-                        .concurrency
-                        .waiting
-                        .while_waiting(flow.as_ref(), &request.query, reading.as_mut())
-                        .await;
+                    let served = self.while_waiting(&request.caller, &request.query, reading.as_mut()).await;
                     served.unwrap_or_else(|shed| Err(shed.into()))
                 }
                 ReadRoute::List(read @ ListPageRequest { representation: Representation::Table(_), .. }) => {
@@ -127,12 +121,7 @@ impl RequestRouter {
                 }
                 ReadRoute::List(read) => {
                     let mut reading = Box::pin(self.reader.list(&request, &permission, resource, read));
-                    let served = self
-                        .shared
-                        .concurrency
-                        .waiting
-                        .while_waiting(flow.as_ref(), &request.query, reading.as_mut())
-                        .await;
+                    let served = self.while_waiting(&request.caller, &request.query, reading.as_mut()).await;
                     served.unwrap_or_else(|shed| Err(shed.into()))
                 }
                 ReadRoute::Watch(read) => Box::pin(self.watches.open(&mut request, permission, resource, read)).await,
@@ -177,13 +166,7 @@ impl RequestRouter {
             return Ok(None);
         }
         let mut refreshed = Box::pin(self.shared.catalog.refresh_for(REDISCOVER_EVERY, REDISCOVER_MAX));
-        match self
-            .shared
-            .concurrency
-            .waiting
-            .while_waiting(caller.flow().as_ref(), input.query, refreshed.as_mut())
-            .await
-        {
+        match self.while_waiting(caller, input.query, refreshed.as_mut()).await {
             Ok(Ok(())) => {}
             Ok(Err(failure)) if failure.is_outage => {
                 return Err(unavailable(&format!("upstream discovery has not completed yet: {}", failure.reason)));
@@ -203,12 +186,10 @@ impl RequestRouter {
         resource: &UpstreamResource,
         is_filtered_caller: bool,
     ) -> Result<ReadPermission, GrantError> {
-        let flow = request.caller.flow();
         let (caller, info) = (&request.caller, &request.info);
         let is_filterable = || is_filtered_caller && has_visible_part(info, resource, caller, &self.shared.authorizer);
         let mut granted = Box::pin(self.shared.authorizer.readable(caller, info, is_filterable));
-        let granted =
-            self.shared.concurrency.waiting.while_waiting(flow.as_ref(), &request.query, granted.as_mut()).await;
+        let granted = self.while_waiting(caller, &request.query, granted.as_mut()).await;
         let granted = granted.map_err(too_many_waiting).flatten();
         request.context.stale_rules = match &granted {
             Ok(permission) => permission.stale_rules(),
@@ -219,6 +200,16 @@ impl RequestRouter {
         let permission = granted?;
         request.context.is_filtered = permission.namespaces().is_some();
         Ok(permission)
+    }
+
+    /// Awaits what a request needs before it gets a permit of its own.
+    async fn while_waiting<T>(
+        &self,
+        caller: &Caller,
+        query: &UrlQuery,
+        needed: Pin<&mut impl Future<Output = T>>,
+    ) -> Result<T, LimitExceeded> {
+        self.shared.concurrency.waiting.while_waiting(caller.flow().as_ref(), query, needed).await
     }
 
     /// Answers an authorized read that the cache cannot answer.
@@ -250,10 +241,7 @@ impl RequestRouter {
                 response.extensions_mut().insert(AuditDecision::Allowed(grant.reason().clone()));
                 Some(response)
             });
-            let flow = request.caller.flow();
-            if let Ok(Some(response)) =
-                self.shared.concurrency.waiting.while_waiting(flow.as_ref(), &request.query, response).await
-            {
+            if let Ok(Some(response)) = self.while_waiting(&request.caller, &request.query, response).await {
                 return response;
             }
         }
@@ -264,12 +252,7 @@ impl RequestRouter {
     async fn review(&self, request: Box<ReadRequest>) -> Response<ResponseBody> {
         let is_allowed = {
             let allowed = pin!(self.shared.authorizer.allows_proxy(&request.caller, &request.info));
-            self.shared
-                .concurrency
-                .waiting
-                .while_waiting(request.caller.flow().as_ref(), &request.query, allowed)
-                .await
-                .unwrap_or(false)
+            self.while_waiting(&request.caller, &request.query, allowed).await.unwrap_or(false)
         };
         if !is_allowed {
             return self.forward(request, ForwardReason::Verb).await;
