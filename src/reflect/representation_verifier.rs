@@ -29,6 +29,7 @@ use kubeapi::ResourceVersion;
 
 use super::continuity::is_same;
 use super::feed_client::FeedTaskContext;
+use super::initial_state::exact;
 use super::metrics::{self, FeedRequestPurpose};
 
 /// Qualifies the representations of one feed, and keeps comparing them.
@@ -423,10 +424,6 @@ fn list_of(renderer: &ObjectRenderer, bodies: &[Bytes]) -> Vec<u8> {
     }
     list.extend_from_slice(&frame.tail());
     list
-}
-
-fn exact(rv: ResourceVersion) -> String {
-    format!("resourceVersion={rv}&resourceVersionMatch=Exact")
 }
 
 #[cfg(test)]

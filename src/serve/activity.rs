@@ -3,8 +3,6 @@
 mod active_watches;
 pub(crate) mod metrics;
 
-use http::{Request, Version};
-
 pub use active_watches::ActiveWatches;
 
 pub(crate) use active_watches::UserAndAgent;
@@ -16,17 +14,6 @@ base::labelled_enum! {
         Http1 = "h1",
         Http2 = "h2",
         WebSocket = "websocket",
-    }
-}
-
-impl WatchTransport {
-    /// Returns the transport of a watch request.
-    pub(crate) fn from_request<B>(request: &Request<B>, is_websocket: bool) -> Self {
-        match (is_websocket, request.version()) {
-            (true, _) => Self::WebSocket,
-            (false, Version::HTTP_2) => Self::Http2,
-            _ => Self::Http1,
-        }
     }
 }
 

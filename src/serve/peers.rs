@@ -46,11 +46,7 @@ enum DownstreamReviewKind {
 
 /// The cache key of a review. It has a digest of the body, because the body may contain a token. Reviews for open
 /// watches are kept apart: if upstream is a proxy itself, its responses to them may be older than requests allow.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct DownstreamReviewKey {
-    kind: DownstreamReviewKind,
-    digest: [u8; 32],
-}
+type DownstreamReviewKey = (DownstreamReviewKind, [u8; 32]);
 
 #[derive(Debug, Clone)]
 struct CachedDownstreamReview {
@@ -120,7 +116,7 @@ impl DownstreamReviewHandler {
                 headers.insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
                 headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
                 headers.insert(AUDIT_ID, context.audit_id.unwrap_or_else(new_audit_id));
-                response.extensions_mut().insert(ServedLocally { is_from_cache: true, ..ServedLocally::default() });
+                response.extensions_mut().insert(ServedLocally::from_cache(false));
                 response
             }
             Err(status) => context.status(&status),
@@ -145,7 +141,7 @@ impl DownstreamReviewHandler {
         let Ok(Ok(collected)) = collected else { return Err(Status::bad_request(UNREADABLE)) };
         let body = collected.to_bytes();
         let digest = ring::digest::digest(&ring::digest::SHA256, &body);
-        let key = DownstreamReviewKey { kind, digest: digest.as_ref().try_into().expect("SHA-256 has 32 bytes") };
+        let key = (kind, digest.as_ref().try_into().expect("SHA-256 has 32 bytes"));
         let called = Instant::now();
         let is_accepted = |cached: &TimedResponse<_>| {
             cached.requested_at >= received || kind.is_fresh(cached, self.last_change(), Instant::now())
@@ -228,20 +224,8 @@ pub(crate) fn health<B>(
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(TEXT));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     put_served(headers, None);
-    response.extensions_mut().insert(ServedLocally { is_from_cache: true, ..ServedLocally::default() });
+    response.extensions_mut().insert(ServedLocally::from_cache(false));
     Some(response)
-}
-
-impl LastPermissionChange {
-    /// Whether responses to reviews of a kind must certainly reflect the change.
-    fn is_settled(self, kind: DownstreamReviewKind, now: Instant) -> bool {
-        kind == DownstreamReviewKind::Lease && now >= self.settled_at
-    }
-
-    /// Returns the time before which no response may have been requested.
-    fn requested_at_min(self, kind: DownstreamReviewKind, now: Instant) -> Instant {
-        if self.is_settled(kind, now) { self.settled_at } else { self.seen_at }
-    }
 }
 
 impl DownstreamReviewKind {
@@ -269,10 +253,10 @@ impl DownstreamReviewKind {
         match change {
             _ if self == Self::Token => age < cached.ttl,
             None => false,
-            Some(change) => {
-                let ttl = if change.is_settled(self, now) { cached.lease_ttl } else { cached.ttl };
-                age < ttl && last.requested_at >= change.requested_at_min(self, now)
+            Some(LastPermissionChange { settled_at, .. }) if self == Self::Lease && now >= settled_at => {
+                age < cached.lease_ttl && last.requested_at >= settled_at
             }
+            Some(LastPermissionChange { seen_at, .. }) => age < cached.ttl && last.requested_at >= seen_at,
         }
     }
 }

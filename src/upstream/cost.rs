@@ -46,32 +46,23 @@ base::labelled_enum! {
 
 /// The cost of requests with one cause since the process started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct UpstreamCost {
+pub struct UpstreamCost<N = u64> {
     /// The number of requests that were sent, with or without a response.
-    pub requests: u64,
+    pub requests: N,
     /// The number of opened streams: watches, followed logs, tunnels.
-    pub streams_opened: u64,
-    pub streams_open: u64,
+    pub streams_opened: N,
+    pub streams_open: N,
     /// The number of bytes of response bodies as received: compressed if upstream compresses. Headers, HTTP framing,
     /// TLS and tunnelled bytes are not included.
-    pub body_bytes: u64,
+    pub body_bytes: N,
     /// The number of reviews that this proxy answered without a request.
-    pub answered_here: u64,
+    pub answered_here: N,
 }
 
 /// Counts the cost of requests for upstream. Clones share the counters.
 #[derive(Debug, Clone, Default)]
 pub struct UpstreamCostTotals {
-    accounts: Arc<[UpstreamCauseTotals; UpstreamRequestCause::ALL.len()]>,
-}
-
-#[derive(Debug, Default)]
-struct UpstreamCauseTotals {
-    requests: AtomicU64,
-    streams_opened: AtomicU64,
-    streams_open: AtomicU64,
-    body_bytes: AtomicU64,
-    answered_here: AtomicU64,
+    accounts: Arc<[UpstreamCost<AtomicU64>; UpstreamRequestCause::ALL.len()]>,
 }
 
 /// Counts one request and its response. If the response is a stream, it counts as open until the counter is dropped.
@@ -107,7 +98,7 @@ impl UpstreamCostTotals {
     pub fn all(&self) -> impl Iterator<Item = (UpstreamRequestCause, UpstreamCost)> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         UpstreamRequestCause::ALL.into_iter().map(move |cause| {
-            let UpstreamCauseTotals { requests, streams_opened, streams_open, body_bytes, answered_here } =
+            let UpstreamCost { requests, streams_opened, streams_open, body_bytes, answered_here } =
                 self.account(cause);
             let (requests, body_bytes, answered_here) = (read(requests), read(body_bytes), read(answered_here));
             let (streams_opened, streams_open) = (read(streams_opened), read(streams_open));
@@ -124,7 +115,7 @@ impl UpstreamCostTotals {
         UpstreamCostCounter { costs: self.clone(), cause, is_stream, is_open: false }
     }
 
-    fn account(&self, cause: UpstreamRequestCause) -> &UpstreamCauseTotals {
+    fn account(&self, cause: UpstreamRequestCause) -> &UpstreamCost<AtomicU64> {
         &self.accounts[cause as usize]
     }
 }
@@ -158,7 +149,7 @@ impl UpstreamCostCounter {
         self.cause = self.cause.of_stream();
     }
 
-    fn account_of_stream(&self) -> &UpstreamCauseTotals {
+    fn account_of_stream(&self) -> &UpstreamCost<AtomicU64> {
         self.costs.account(self.cause.of_stream())
     }
 }

@@ -189,7 +189,7 @@ impl DiscoveryCache {
         let audit_id = request.context.audit_id.clone().unwrap_or_else(new_audit_id);
         response.headers_mut().insert(AUDIT_ID, audit_id);
         put_served(response.headers_mut(), None);
-        response.extensions_mut().insert(ServedLocally { is_from_cache: true, ..ServedLocally::default() });
+        response.extensions_mut().insert(ServedLocally::from_cache(false));
         Some(response)
     }
 }

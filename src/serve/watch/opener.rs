@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Response;
 use http::header::{HeaderValue, USER_AGENT};
+use http::{Response, Version};
 
 use super::body::{WatchBody, WatchBodyForm};
 use super::session::{WatchOptions, WatchSession, WatchTimers};
@@ -213,11 +213,7 @@ impl WatchOpener {
             }
             return if form.is_gzip { gzipped(response) } else { response };
         };
-        response.extensions_mut().insert(ServedLocally {
-            is_from_cache: true,
-            is_watch: true,
-            ..ServedLocally::default()
-        });
+        response.extensions_mut().insert(ServedLocally::from_cache(true));
         let reading = self.scans.budget(request, true);
         let running = websocket::run(hyper::upgrade::on(&mut request.http), form.encoding, session, reading);
         self.shared.tasks.spawn("websocket", async move {
@@ -286,8 +282,13 @@ fn deltas_after(request: &ReadRequest, resource: &UpstreamResource, read: &Route
     after.parse().ok().map(ResourceVersion).filter(|_| is_object && !resource.gvr.is_secrets())
 }
 
+/// Returns the transport of a watch request.
 fn transport(request: &ReadRequest) -> WatchTransport {
-    WatchTransport::from_request(&request.http, websocket::is_upgrade(request.http.headers()))
+    match request.http.version() {
+        _ if websocket::is_upgrade(request.http.headers()) => WatchTransport::WebSocket,
+        Version::HTTP_2 => WatchTransport::Http2,
+        _ => WatchTransport::Http1,
+    }
 }
 
 #[cfg(test)]
