@@ -239,8 +239,7 @@ impl EndpointSelector {
     /// Returns the delay after `times` occurrences in a row: doubled each time, and up to half longer by the process's
     /// own spread.
     pub(super) fn delay(&self, waits: BackoffBounds, times: u32) -> Duration {
-        let doublings = times.saturating_sub(1).min(31);
-        waits.first.saturating_mul(1 << doublings).min(waits.longest).mul_f64(1.0 + self.spread / 2.0)
+        waits.doubled(times).mul_f64(1.0 + self.spread / 2.0)
     }
 }
 
