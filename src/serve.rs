@@ -24,6 +24,7 @@ mod peers;
 mod read;
 mod response;
 mod route;
+mod serve_components;
 mod serve_config;
 mod watch;
 

@@ -59,34 +59,38 @@ pub(super) struct FeedMemoryShare {
 #[derive(Debug)]
 pub(super) struct FeedMemoryAccounts([Arc<MemoryAccount>; MemoryKind::ALL.len()]);
 
-/// A kind of memory in the budget.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemoryKind {
-    /// Objects and their received frames: in the store, in the ring, and in states that are still being read.
-    Objects,
-    /// The memory of recorded events, without their objects.
-    Events,
-    /// Bytes that were derived from objects and events.
-    Derived,
-    /// The memory of older states that are still in use, without their objects.
-    States,
-    /// Pages of lists that are still being received from upstream.
-    Staged,
+base::labelled_enum! {
+    /// A kind of memory in the budget.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum MemoryKind {
+        /// Objects and their received frames: in the store, in the ring, and in states that are still being read.
+        Objects = "objects",
+        /// The memory of recorded events, without their objects.
+        Events = "events",
+        /// Bytes that were derived from objects and events.
+        Derived = "derived",
+        /// The memory of older states that are still in use, without their objects.
+        States = "states",
+        /// Pages of lists that are still being received from upstream.
+        Staged = "staged",
+    }
 }
 
-/// The kinds of memory that can be freed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReclaimableMemoryKind {
-    /// Derived bytes, least recently used first.
-    Derived,
-    /// Snapshots of paging clients, oldest first.
-    Paging,
-    /// States being sent to watches and LISTs, oldest first.
-    Watches,
-    /// History, from the largest ring first.
-    History,
-    /// The feed that has outgrown the others.
-    Feed,
+base::labelled_enum! {
+    /// The kinds of memory that can be freed.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum ReclaimableMemoryKind {
+        /// Derived bytes, least recently used first.
+        Derived = "derived",
+        /// Snapshots of paging clients, oldest first.
+        Paging = "paging",
+        /// States being sent to watches and LISTs, oldest first.
+        Watches = "watches",
+        /// History, from the largest ring first.
+        History = "history",
+        /// The feed that has outgrown the others.
+        Feed = "feed",
+    }
 }
 
 /// The memory use of all feeds at one moment.
@@ -381,36 +385,6 @@ impl FeedMemoryShare {
 impl FeedMemoryAccounts {
     pub(super) fn of(&self, kind: MemoryKind) -> &Arc<MemoryAccount> {
         &self.0[kind as usize]
-    }
-}
-
-impl MemoryKind {
-    /// All kinds of memory, in declaration order.
-    pub const ALL: [Self; 5] = [Self::Objects, Self::Events, Self::Derived, Self::States, Self::Staged];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Objects => "objects",
-            Self::Events => "events",
-            Self::Derived => "derived",
-            Self::States => "states",
-            Self::Staged => "staged",
-        }
-    }
-}
-
-impl ReclaimableMemoryKind {
-    /// All kinds of evictable memory, in declaration order.
-    pub const ALL: [Self; 5] = [Self::Derived, Self::Paging, Self::Watches, Self::History, Self::Feed];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Derived => "derived",
-            Self::Paging => "paging",
-            Self::Watches => "watches",
-            Self::History => "history",
-            Self::Feed => "feed",
-        }
     }
 }
 

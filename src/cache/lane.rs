@@ -86,12 +86,11 @@ pub(super) enum LaneReadResult {
 
 /// The number of events that a reader has not processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PendingEventCount {
-    Exactly(usize),
-    /// The lane has this many unprocessed events, and the ring has others before them.
-    AtLeast(usize),
-    /// The reader's position has left the history, of which the lane still holds this many events.
-    Lost(usize),
+pub struct PendingEventCount {
+    pub events: usize,
+    /// Whether there are others: in the ring before those of the lane, or in a history that the reader's position has
+    /// left.
+    pub is_lower_bound: bool,
 }
 
 impl EventLane {
@@ -212,12 +211,10 @@ impl EventLane {
     /// Returns the number of events that a reader at position `next` has not processed.
     pub(super) fn waiting(&self, next: u64) -> PendingEventCount {
         let log = self.log.lock();
-        let behind = |next| log.events.len() - log.events.partition_point(|event| event.seq < next);
-        match () {
-            () if log.closed || next < log.lost => PendingEventCount::Lost(log.events.len()),
-            () if next < log.from && !log.events.is_empty() => PendingEventCount::AtLeast(behind(next)),
-            () => PendingEventCount::Exactly(behind(next)),
-        }
+        let is_lost = log.closed || next < log.lost;
+        let processed = if is_lost { 0 } else { log.events.partition_point(|event| event.seq < next) };
+        let is_lower_bound = is_lost || next < log.from && !log.events.is_empty();
+        PendingEventCount { events: log.events.len() - processed, is_lower_bound }
     }
 
     /// Adds a reader to the lane. Returns its slot and its view, which equal readers share.

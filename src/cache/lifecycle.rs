@@ -13,43 +13,32 @@ pub enum FeedState {
     Ended(FeedEndReason),
 }
 
-/// The reason that a feed has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FeedEndReason {
-    /// Upstream denies the proxy's identity access to the resource.
-    Forbidden,
-    /// Upstream does not serve the resource, or no longer does.
-    Gone,
-    /// Upstream does not offer the resource in the feed's encoding.
-    NotOffered,
-    /// The resourceVersions are not numbers, or the objects do not decode.
-    Unreadable,
-    /// The feed does not fit into the memory budget for feeds.
-    OverBudget,
-    /// The resource's definition has changed, and another feed replaces this one.
-    Outdated,
-    /// The feed had no readers for longer than the idle timeout.
-    Idle,
-    /// The feed ended because the proxy is shutting down.
-    Shutdown,
+base::labelled_enum! {
+    /// The reason that a feed has ended.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum FeedEndReason {
+        /// Upstream denies the proxy's identity access to the resource.
+        Forbidden = "forbidden",
+        /// Upstream does not serve the resource, or no longer does.
+        Gone = "gone",
+        /// Upstream does not offer the resource in the feed's encoding.
+        NotOffered = "not_offered",
+        /// The resourceVersions are not numbers, or the objects do not decode.
+        Unreadable = "unreadable",
+        /// The feed does not fit into the memory budget for feeds.
+        OverBudget = "over_budget",
+        /// The resource's definition has changed, and another feed replaces this one.
+        Outdated = "outdated",
+        /// The feed had no readers for longer than the idle timeout.
+        Idle = "idle",
+        /// The feed ended because the proxy is shutting down.
+        Shutdown = "shutdown",
+    }
 }
 
 impl FeedEndReason {
     /// Returns whether an immediate retry would end the same way.
     pub fn is_refusal(self) -> bool {
         matches!(self, Self::Forbidden | Self::Gone | Self::NotOffered | Self::Unreadable | Self::OverBudget)
-    }
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Forbidden => "forbidden",
-            Self::Gone => "gone",
-            Self::NotOffered => "not_offered",
-            Self::Unreadable => "unreadable",
-            Self::OverBudget => "over_budget",
-            Self::Outdated => "outdated",
-            Self::Idle => "idle",
-            Self::Shutdown => "shutdown",
-        }
     }
 }

@@ -1,5 +1,4 @@
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::RwLock;
@@ -7,18 +6,13 @@ use parking_lot::RwLock;
 use crate::wire::{ObjectRenderer, Representation};
 use tokio::sync::watch;
 
-/// The representations that a feed's objects are derived in, and whether each is proven to be exact. Clones share them.
+/// The representations that a feed's objects are derived in, and whether each is proven to be exact.
 ///
 /// Readers request a representation. The qualifier, which has an upstream connection, compares it with upstream's own
 /// (W15). If an object cannot be derived, the representation is refused permanently for the whole resource, so
 /// that no reader gets only some of the objects.
-#[derive(Debug, Clone)]
-pub struct DerivedRepresentations {
-    shared: Arc<DerivedRepresentationsState>,
-}
-
 #[derive(Debug)]
-struct DerivedRepresentationsState {
+pub struct DerivedRepresentations {
     /// The mode of each representation. A feed has a handful, which start and end together. Readers share the lock.
     modes: RwLock<BTreeMap<Representation, DerivedRepresentationMode>>,
     /// The representation that is qualified before a reader requests it.
@@ -41,17 +35,19 @@ pub enum DerivedRepresentationMode {
     Refused(DerivedRepresentationRefusal),
 }
 
-/// The reason that a representation is not derived. Every variant is a metric label.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum DerivedRepresentationRefusal {
-    /// The table of API types does not contain the kind or the server's release.
-    NotInTable,
-    /// An object contains a field that the table of API types does not have, or that the encoding cannot express.
-    UnsupportedObject,
-    /// Upstream encodes an object differently than the proxy derives it.
-    Mismatch,
-    /// Upstream does not serve the representation either, or not at the requested version.
-    NotComparable,
+base::labelled_enum! {
+    /// The reason that a representation is not derived. Every variant is a metric label.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub enum DerivedRepresentationRefusal {
+        /// The table of API types does not contain the kind or the server's release.
+        NotInTable = "unknown_type",
+        /// An object contains a field that the table of API types does not have, or that the encoding cannot express.
+        UnsupportedObject = "unsupported_object",
+        /// Upstream encodes an object differently than the proxy derives it.
+        Mismatch = "mismatch",
+        /// Upstream does not serve the representation either, or not at the requested version.
+        NotComparable = "not_comparable",
+    }
 }
 
 impl Default for DerivedRepresentations {
@@ -64,28 +60,27 @@ impl DerivedRepresentations {
     /// Creates renderings of which one is qualified once there is a state. It can then be served in an outage even if
     /// no reader has requested it before.
     pub fn with_expected(expected: Option<Representation>) -> Self {
-        let shared = DerivedRepresentationsState {
+        Self {
             modes: RwLock::default(),
             expected,
             is_requested: AtomicBool::new(false),
             release: AtomicU32::new(0),
             changes: watch::Sender::new(0),
-        };
-        Self { shared: Arc::new(shared) }
+        }
     }
 
     /// Returns how a representation is obtained now; `None` if no reader has requested it yet.
     pub fn mode(&self, representation: Representation) -> Option<DerivedRepresentationMode> {
-        self.shared.modes.read().get(&representation).cloned()
+        self.modes.read().get(&representation).cloned()
     }
 
     /// Requests a representation from the feed.
     pub fn request(&self, representation: Representation) {
-        if self.shared.expected == Some(representation) && !self.shared.is_requested.swap(true, Ordering::Relaxed) {
-            self.shared.changes.send_modify(|changes| *changes += 1);
+        if self.expected == Some(representation) && !self.is_requested.swap(true, Ordering::Relaxed) {
+            self.changes.send_modify(|changes| *changes += 1);
         }
-        self.shared.modes.write().entry(representation).or_insert_with(|| {
-            self.shared.changes.send_modify(|changes| *changes += 1);
+        self.modes.write().entry(representation).or_insert_with(|| {
+            self.changes.send_modify(|changes| *changes += 1);
             DerivedRepresentationMode::Requested
         });
     }
@@ -110,12 +105,12 @@ impl DerivedRepresentations {
 
     /// Subscribes to changes of the modes of all representations.
     pub fn changes(&self) -> watch::Receiver<u64> {
-        self.shared.changes.subscribe()
+        self.changes.subscribe()
     }
 
     /// Returns the representations that readers wait for.
     pub fn requested(&self) -> Vec<Representation> {
-        let modes = self.shared.modes.read();
+        let modes = self.modes.read();
         modes
             .iter()
             .filter(|(_, mode)| matches!(mode, DerivedRepresentationMode::Requested))
@@ -126,20 +121,20 @@ impl DerivedRepresentations {
     /// Returns the representations without a result: those that readers wait for, and the expected one.
     pub fn unverified(&self) -> Vec<Representation> {
         let mut all = self.requested();
-        all.extend(self.shared.expected.filter(|expected| self.mode(*expected).is_none()));
+        all.extend(self.expected.filter(|expected| self.mode(*expected).is_none()));
         all
     }
 
     /// Returns the renderers of representations that readers have requested and that are derived.
     pub fn in_use(&self) -> Vec<ObjectRenderer> {
-        let unused = self.shared.expected.filter(|_| !self.shared.is_requested.load(Ordering::Relaxed));
+        let unused = self.expected.filter(|_| !self.is_requested.load(Ordering::Relaxed));
         self.derived().into_iter().filter(|renderer| Some(renderer.representation()) != unused).collect()
     }
 
     /// Returns whether a reader has requested any representation.
     pub fn is_used(&self) -> bool {
-        let expected = self.shared.expected.filter(|_| !self.shared.is_requested.load(Ordering::Relaxed));
-        self.shared.modes.read().keys().any(|of| Some(*of) != expected)
+        let expected = self.expected.filter(|_| !self.is_requested.load(Ordering::Relaxed));
+        self.modes.read().keys().any(|of| Some(*of) != expected)
     }
 
     /// Returns the renderers of the representations that are derived.
@@ -147,68 +142,68 @@ impl DerivedRepresentations {
         let derived = |mode: &DerivedRepresentationMode| {
             if let DerivedRepresentationMode::Derived(renderer) = mode { Some(renderer.clone()) } else { None }
         };
-        self.shared.modes.read().values().filter_map(derived).collect()
+        self.modes.read().values().filter_map(derived).collect()
     }
 
     /// Returns every requested representation with its mode.
     pub fn all(&self) -> Vec<(Representation, DerivedRepresentationMode)> {
-        self.shared.modes.read().iter().map(|(&representation, mode)| (representation, mode.clone())).collect()
+        self.modes.read().iter().map(|(&representation, mode)| (representation, mode.clone())).collect()
     }
 
     /// Records a successful comparison. The representation is derived from now on, unless it has been refused.
     pub fn qualify(&self, renderer: ObjectRenderer) {
-        let mut modes = self.shared.modes.write();
+        let mut modes = self.modes.write();
         let mode = modes.entry(renderer.representation()).or_insert(DerivedRepresentationMode::Requested);
         if !matches!(mode, DerivedRepresentationMode::Refused(_)) {
             *mode = DerivedRepresentationMode::Derived(renderer);
         }
         drop(modes);
-        self.shared.changes.send_modify(|changes| *changes += 1);
+        self.changes.send_modify(|changes| *changes += 1);
     }
 
     /// Refuses a representation. Returns whether it was not refused before.
     pub fn refuse(&self, representation: Representation, reason: DerivedRepresentationRefusal) -> bool {
-        let before = self.shared.modes.write().insert(representation, DerivedRepresentationMode::Refused(reason));
+        let before = self.modes.write().insert(representation, DerivedRepresentationMode::Refused(reason));
         if let Some(DerivedRepresentationMode::Derived(renderer)) = &before {
             if reason == DerivedRepresentationRefusal::Mismatch {
                 renderer.mark_mismatch();
             }
             renderer.revoke();
         }
-        self.shared.changes.send_modify(|changes| *changes += 1);
+        self.changes.send_modify(|changes| *changes += 1);
         !matches!(before, Some(DerivedRepresentationMode::Refused(_)))
     }
 
     /// Returns the minor of upstream's release for which the modes were determined.
     pub fn release(&self) -> Option<u32> {
-        Some(self.shared.release.load(Ordering::Relaxed)).filter(|release| *release != 0)
+        Some(self.release.load(Ordering::Relaxed)).filter(|release| *release != 0)
     }
 
     /// Sets the release for which modes are determined from now on.
     pub fn set_release(&self, minor: u32) {
-        self.shared.release.store(minor, Ordering::Relaxed);
+        self.release.store(minor, Ordering::Relaxed);
     }
 
     /// Resets the modes of all representations, because upstream runs another release.
     pub fn start_over(&self) {
-        let before = std::mem::take(&mut *self.shared.modes.write());
+        let before = std::mem::take(&mut *self.modes.write());
         for (_, mode) in before {
             if let DerivedRepresentationMode::Derived(renderer) = mode {
                 renderer.revoke();
             }
         }
-        self.shared.changes.send_modify(|changes| *changes += 1);
+        self.changes.send_modify(|changes| *changes += 1);
     }
 
     /// Returns whether the feed has a refusal to keep after it has ended.
     pub(super) fn has_refused(&self) -> bool {
-        self.shared.modes.read().values().any(|mode| matches!(mode, DerivedRepresentationMode::Refused(_)))
+        self.modes.read().values().any(|mode| matches!(mode, DerivedRepresentationMode::Refused(_)))
     }
 
     /// Records the start of a feed: proofs for another feed's objects must be repeated. Refusals stay.
     pub(super) fn begin(&self) {
-        self.shared.is_requested.store(false, Ordering::Relaxed);
-        self.shared.modes.write().retain(|_, mode| match mode {
+        self.is_requested.store(false, Ordering::Relaxed);
+        self.modes.write().retain(|_, mode| match mode {
             DerivedRepresentationMode::Refused(_) => true,
             DerivedRepresentationMode::Derived(renderer) => {
                 renderer.revoke();
@@ -216,25 +211,14 @@ impl DerivedRepresentations {
             }
             DerivedRepresentationMode::Requested => false,
         });
-        self.shared.changes.send_modify(|changes| *changes += 1);
-    }
-}
-
-impl DerivedRepresentationRefusal {
-    pub const ALL: [Self; 4] = [Self::NotInTable, Self::UnsupportedObject, Self::Mismatch, Self::NotComparable];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::NotInTable => "unknown_type",
-            Self::UnsupportedObject => "unsupported_object",
-            Self::Mismatch => "mismatch",
-            Self::NotComparable => "not_comparable",
-        }
+        self.changes.send_modify(|changes| *changes += 1);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::wire::{FeedEncoding, FrameEnvelope, JsonLayout};
     use kubeapi::MetaApiVersion;
@@ -248,7 +232,7 @@ mod tests {
 
     #[tokio::test]
     async fn first_rendering_refusal_is_final() {
-        let renderings = DerivedRepresentations::default();
+        let renderings = Arc::new(DerivedRepresentations::default());
         assert!(renderings.mode(METADATA).is_none());
         let request = tokio::spawn({
             let renderings = renderings.clone();

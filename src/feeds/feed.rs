@@ -24,7 +24,7 @@ pub struct Feed {
     pub spec: FeedSpec,
     pub reader: CacheReader,
     pub freshness: FeedFreshness,
-    pub renderings: DerivedRepresentations,
+    pub renderings: Arc<DerivedRepresentations>,
     pub body_release: ServerReleaseMatch,
     pub resume_backfills: ResumeBackfills,
     /// The columns, for a feed of Tables.
@@ -69,7 +69,7 @@ impl Feed {
         config: CacheConfig,
         budget: &Arc<MemoryBudget>,
         counts: Arc<FeedTrafficCounts>,
-        renderings: DerivedRepresentations,
+        renderings: Arc<DerivedRepresentations>,
         settled: Option<Instant>,
     ) -> (CacheWriter, Self) {
         let (gvr, envelope) = (spec.key.gvr.clone(), spec.envelope());

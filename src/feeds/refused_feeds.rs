@@ -26,10 +26,8 @@ struct FeedRefusal {
 
 /// The maximum number of refused feeds that are remembered.
 const REFUSALS_MAX: usize = super::FEEDS_MAX;
-/// First delay before a feed is retried.
-const REFUSED_FIRST: Duration = Duration::from_secs(30);
-/// The longest delay after a refusal: a resource that does not fit or cannot be decoded is tried once an hour.
-const REFUSED_MAX: Duration = Duration::from_secs(60 * 60);
+/// The delays before a feed is retried: a resource that does not fit or cannot be decoded is tried once an hour.
+const WAITS: BackoffBounds = BackoffBounds::REFUSED;
 
 impl RefusedFeeds {
     /// Returns the reason why no feed may be started for `key` now, with `free` bytes of memory.
@@ -58,9 +56,9 @@ impl RefusedFeeds {
         let before = if end != FeedEndReason::OverBudget && served { 0 } else { before };
         let times = before.saturating_add(1);
         let wait = match end {
-            FeedEndReason::OverBudget | FeedEndReason::Unreadable | FeedEndReason::NotOffered => refused_for(times),
+            FeedEndReason::OverBudget | FeedEndReason::Unreadable | FeedEndReason::NotOffered => WAITS.doubled(times),
             FeedEndReason::Forbidden => waits.after(times),
-            _ => REFUSED_FIRST,
+            _ => WAITS.first,
         };
         self.0.insert(key.clone(), FeedRefusal { end, at: Instant::now(), times, wait, weighed });
     }
@@ -90,24 +88,18 @@ impl FeedRefusal {
     /// needed is free. That wait is bounded, because the feed may need less by then.
     fn is_in_effect(&self, free: usize) -> bool {
         let elapsed = self.at.elapsed();
-        elapsed < self.wait || (self.end == FeedEndReason::OverBudget && free < self.weighed && elapsed < REFUSED_MAX)
+        elapsed < self.wait || (self.end == FeedEndReason::OverBudget && free < self.weighed && elapsed < WAITS.longest)
     }
 
     /// Returns whether the refusal is too old to affect the next attempt.
     fn is_forgotten(&self) -> bool {
         let kept = match self.end {
-            FeedEndReason::OverBudget | FeedEndReason::Unreadable | FeedEndReason::NotOffered => 2 * REFUSED_MAX,
-            FeedEndReason::Forbidden => self.wait + REFUSED_MAX,
+            FeedEndReason::OverBudget | FeedEndReason::Unreadable | FeedEndReason::NotOffered => 2 * WAITS.longest,
+            FeedEndReason::Forbidden => self.wait + WAITS.longest,
             _ => self.wait,
         };
         self.at.elapsed() >= kept
     }
-}
-
-/// Returns the delay after `times` consecutive refusals.
-fn refused_for(times: u32) -> Duration {
-    let doublings = times.saturating_sub(1).min(16);
-    REFUSED_FIRST.saturating_mul(1 << doublings).min(REFUSED_MAX)
 }
 
 #[cfg(test)]
@@ -116,8 +108,8 @@ mod tests {
 
     #[test]
     fn over_budget_feed_retries_with_capped_exponential_backoff() {
-        let waits: Vec<_> = (1..=9).map(|times| refused_for(times).as_secs()).collect();
+        let waits: Vec<_> = (1..=9).map(|times| WAITS.doubled(times).as_secs()).collect();
         assert_eq!(waits, [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]);
-        assert_eq!(refused_for(u32::MAX), REFUSED_MAX);
+        assert_eq!(WAITS.doubled(u32::MAX), WAITS.longest);
     }
 }

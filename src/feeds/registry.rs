@@ -43,7 +43,7 @@ struct FeedRegistryState {
     refused: Mutex<RefusedFeeds>,
     /// How other representations of each feed are obtained. Refusals outlive the feed that found them. This field and
     /// the following ones change when feeds start and end, under the lock of `feeds`.
-    renderings: Mutex<BTreeMap<FeedKey, DerivedRepresentations>>,
+    renderings: Mutex<BTreeMap<FeedKey, Arc<DerivedRepresentations>>>,
     /// The retirement times of feeds whose successors have not settled.
     outdated: Mutex<BTreeMap<FeedKey, Instant>>,
     counts: Mutex<FeedTrafficRegistry>,
@@ -150,7 +150,7 @@ impl FeedRegistry {
     }
 
     /// Returns the renderings for a feed that starts.
-    fn renderings_of(&self, key: &FeedKey, running: &BTreeMap<FeedKey, Arc<Feed>>) -> DerivedRepresentations {
+    fn renderings_of(&self, key: &FeedKey, running: &BTreeMap<FeedKey, Arc<Feed>>) -> Arc<DerivedRepresentations> {
         let mut all = self.shared.renderings.lock();
         if all.len() >= FEEDS_MAX {
             all.retain(|key, _| running.contains_key(key));
@@ -158,7 +158,7 @@ impl FeedRegistry {
         // Clients that read JSON also need it in an outage, when it can no longer be compared with upstream's.
         let expected = (key.encoding == FeedEncoding::Protobuf).then_some(Representation::Object(FeedEncoding::Json));
         let renderings =
-            all.entry(key.clone()).or_insert_with(|| DerivedRepresentations::with_expected(expected)).clone();
+            all.entry(key.clone()).or_insert_with(|| Arc::new(DerivedRepresentations::with_expected(expected))).clone();
         renderings.begin();
         renderings
     }

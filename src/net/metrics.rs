@@ -22,43 +22,33 @@ pub(super) fn certificate_expires(what: &'static str, expiry: Duration) {
     gauge!("kube_fanout_certificate_expiry_timestamp_seconds", "what" => what).set(expiry.as_secs_f64());
 }
 
-/// The reason that a connection failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ConnectionFailure {
-    /// The TLS handshake failed, for example because client and server share no version or signature scheme.
-    Handshake,
-    /// The TLS handshake took too long.
-    HandshakeTimeout,
-    /// The client sent no request in time.
-    Silent,
-    /// The connection was idle, and another connection needed its slot.
-    Evicted,
-    /// The listener was full, its owner had the most connections, and a connection of another owner arrived.
-    OverFairShare,
-    /// The listener was full when the connection was accepted, and no other owner had more connections than its own.
-    ListenerFull,
-    /// The connection was closing, and the client sent too many further requests.
-    Unauthenticated,
-    /// The unix socket does not accept connections of this user of the machine.
-    ForeignUid,
+base::labelled_enum! {
+    /// The reason that a connection failed.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub(super) enum ConnectionFailure {
+        /// The TLS handshake failed, for example because client and server share no version or signature scheme.
+        Handshake = "handshake",
+        /// The TLS handshake took too long.
+        HandshakeTimeout = "handshake_timeout",
+        /// The client sent no request in time.
+        Silent = "no_request",
+        /// The connection was idle, and another connection needed its slot.
+        Evicted = "evicted",
+        /// The listener was full, its owner had the most connections, and a connection of another owner arrived.
+        OverFairShare = "over_fair_share",
+        /// The listener was full when the connection was accepted, and no other owner had more connections than its
+        /// own.
+        ListenerFull = "listener_full",
+        /// The connection was closing, and the client sent too many further requests.
+        Unauthenticated = "unauthenticated",
+        /// The unix socket does not accept connections of this user of the machine.
+        ForeignUid = "uid_not_allowed",
+    }
 }
 
 impl ConnectionFailure {
     pub(super) fn count(self) {
         counter!("kube_fanout_connections_failed_total", "reason" => self.as_str()).increment(1);
-    }
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Handshake => "handshake",
-            Self::HandshakeTimeout => "handshake_timeout",
-            Self::Silent => "no_request",
-            Self::Evicted => "evicted",
-            Self::OverFairShare => "over_fair_share",
-            Self::ListenerFull => "listener_full",
-            Self::Unauthenticated => "unauthenticated",
-            Self::ForeignUid => "uid_not_allowed",
-        }
     }
 }
 

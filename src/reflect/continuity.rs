@@ -23,25 +23,16 @@ use crate::cache::{CacheReader, FeedSnapshot, ResumeMarker};
 use crate::wire::ObjectRevision;
 use kubeapi::{ObjectKey, ResourceVersion};
 
-/// The result of comparing a listed state with the history that a feed holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum HistoryComparison {
-    /// The two states are equal.
-    Same,
-    /// Some objects differ, but later changes may explain the differences.
-    Later,
-    /// Upstream's state cannot follow from the cached one: upstream has another history.
-    Other,
-}
-
-impl HistoryComparison {
-    /// Returns the comparison's result, for logs.
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Same => "equal",
-            Self::Later => "newer",
-            Self::Other => "other_history",
-        }
+base::labelled_enum! {
+    /// The result of comparing a listed state with the history that a feed holds.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub(super) enum HistoryComparison {
+        /// The two states are equal.
+        Same = "equal",
+        /// Some objects differ, but later changes may explain the differences.
+        Later = "newer",
+        /// Upstream's state cannot follow from the cached one: upstream has another history.
+        Other = "other_history",
     }
 }
 

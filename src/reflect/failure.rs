@@ -5,7 +5,7 @@ mod tests;
 
 use crate::cache::{FeedEndReason, OutOfOrderChange};
 use crate::upstream::UpstreamError;
-use crate::wire::{DeltaError, WireError};
+use crate::wire::WireError;
 
 use super::stream::WatchStreamEnd;
 
@@ -21,25 +21,6 @@ pub(super) enum ReflectorStepError {
     Upstream(#[from] UpstreamError),
     #[error(transparent)]
     OutOfOrder(#[from] OutOfOrderChange),
-}
-
-/// The class of a failure, for metrics and retry decisions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ReflectorFailureKind {
-    FeedTerminated,
-    ClosedAtOnce,
-    IdleTimeout,
-    OutOfOrder,
-    Unreachable,
-    Untrusted,
-    ConnectionLost,
-    Timeout,
-    Credentials,
-    Refused,
-    OverBudget,
-    Unreadable,
-    /// A difference between proxies cannot be applied. The next stream has whole events.
-    Delta(DeltaError),
 }
 
 /// Converts an error into the failure that either ends the feed or leads to a retry.
@@ -90,16 +71,48 @@ pub(super) fn refuses_watch_list(error: &UpstreamError) -> bool {
 }
 
 impl ReflectorStepError {
-    pub(super) fn kind(&self) -> ReflectorFailureKind {
+    /// Returns the failure as a metric label, and whether it concerns the path to upstream rather than this feed.
+    fn class(&self) -> (&'static str, bool) {
         match self {
-            Self::FeedTerminated(_) => ReflectorFailureKind::FeedTerminated,
-            Self::Stream(WatchStreamEnd::Closed) => ReflectorFailureKind::ClosedAtOnce,
-            Self::Stream(WatchStreamEnd::IdleTimeout) => ReflectorFailureKind::IdleTimeout,
-            Self::OutOfOrder(_) => ReflectorFailureKind::OutOfOrder,
-            Self::Stream(WatchStreamEnd::Failed(error)) | Self::Upstream(error) => {
-                ReflectorFailureKind::from_error(error)
-            }
+            Self::FeedTerminated(_) => ("feed_terminated", false),
+            Self::OutOfOrder(_) => ("out_of_order", false),
+            Self::Stream(WatchStreamEnd::Closed) => ("closed_at_once", true),
+            Self::Stream(WatchStreamEnd::IdleTimeout) => ("idle_timeout", true),
+            Self::Stream(WatchStreamEnd::Failed(error)) | Self::Upstream(error) => match error {
+                error if error.is_untrusted() => ("untrusted", true),
+                UpstreamError::Unreachable(_) => ("unreachable", true),
+                UpstreamError::ConnectionLost(_) => ("connection_lost", true),
+                UpstreamError::Timeout(_) => ("timeout", true),
+                // A difference between proxies cannot be applied. The next stream has whole events.
+                UpstreamError::Wire(WireError::Delta(error)) => (error.as_str(), true),
+                UpstreamError::Credentials(_) => ("credentials", false),
+                UpstreamError::Refused(_) | UpstreamError::Unsendable(_) => ("refused", false),
+                UpstreamError::OverBudget => ("over_budget", false),
+                UpstreamError::InvalidRequest(_)
+                | UpstreamError::OtherDocument(_)
+                | UpstreamError::OtherRepresentation { .. }
+                | UpstreamError::NotInitial(_)
+                | UpstreamError::EndlessPages
+                | UpstreamError::HiddenDefinitions
+                | UpstreamError::TooLarge(_)
+                | UpstreamError::Wire(_) => ("unreadable", false),
+            },
         }
+    }
+
+    /// Returns the failure as a metric label.
+    pub(super) fn as_str(&self) -> &'static str {
+        self.class().0
+    }
+
+    /// Whether the failure concerns the path to upstream rather than this feed.
+    pub(super) fn is_connection(&self) -> bool {
+        self.class().1
+    }
+
+    /// Whether upstream's response cannot be read.
+    pub(super) fn is_unreadable(&self) -> bool {
+        self.as_str() == "unreadable"
     }
 
     fn error(&self) -> Option<&UpstreamError> {
@@ -121,56 +134,5 @@ impl ReflectorStepError {
 
     pub(super) fn retry_after(&self) -> Option<u64> {
         self.error()?.retry_after_seconds()
-    }
-}
-
-impl ReflectorFailureKind {
-    fn from_error(error: &UpstreamError) -> Self {
-        match error {
-            error if error.is_untrusted() => Self::Untrusted,
-            UpstreamError::Unreachable(_) => Self::Unreachable,
-            UpstreamError::ConnectionLost(_) => Self::ConnectionLost,
-            UpstreamError::Timeout(_) => Self::Timeout,
-            UpstreamError::Credentials(_) => Self::Credentials,
-            UpstreamError::Refused(_) | UpstreamError::Unsendable(_) => Self::Refused,
-            UpstreamError::OverBudget => Self::OverBudget,
-            UpstreamError::Wire(WireError::Delta(error)) => Self::Delta(*error),
-            UpstreamError::InvalidRequest(_)
-            | UpstreamError::OtherDocument(_)
-            | UpstreamError::OtherRepresentation { .. }
-            | UpstreamError::NotInitial(_)
-            | UpstreamError::EndlessPages
-            | UpstreamError::HiddenDefinitions
-            | UpstreamError::TooLarge(_)
-            | UpstreamError::Wire(_) => Self::Unreadable,
-        }
-    }
-
-    /// Whether the failure concerns the path to upstream rather than this feed.
-    pub(super) fn is_connection(self) -> bool {
-        self.retry_and_label().0
-    }
-
-    /// Returns the failure as a metric label.
-    pub(super) fn as_str(self) -> &'static str {
-        self.retry_and_label().1
-    }
-
-    fn retry_and_label(self) -> (bool, &'static str) {
-        match self {
-            Self::FeedTerminated => (false, "feed_terminated"),
-            Self::ClosedAtOnce => (true, "closed_at_once"),
-            Self::IdleTimeout => (true, "idle_timeout"),
-            Self::OutOfOrder => (false, "out_of_order"),
-            Self::Unreachable => (true, "unreachable"),
-            Self::Untrusted => (true, "untrusted"),
-            Self::ConnectionLost => (true, "connection_lost"),
-            Self::Timeout => (true, "timeout"),
-            Self::Credentials => (false, "credentials"),
-            Self::Refused => (false, "refused"),
-            Self::OverBudget => (false, "over_budget"),
-            Self::Unreadable => (false, "unreadable"),
-            Self::Delta(error) => (true, error.as_str()),
-        }
     }
 }

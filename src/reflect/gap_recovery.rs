@@ -59,17 +59,6 @@ pub(super) fn differences(before: &FeedSnapshot, after: &FeedSnapshot) -> Vec<Ga
         .collect()
 }
 
-/// The result of mending a gap.
-#[derive(Debug)]
-pub(super) enum GapRecoveryResult {
-    /// Every change in the gap is recovered, in order.
-    Changes(Vec<ObjectChange>),
-    /// The changes in the gap cannot be recovered within the limits.
-    Unknown,
-    /// The list cannot follow from the cached state: upstream has another history.
-    OtherHistory,
-}
-
 /// Reads past versions of single objects from upstream.
 pub(super) struct PastObjectReader<'a> {
     pub(super) lister: UpstreamLister<'a>,
@@ -77,11 +66,13 @@ pub(super) struct PastObjectReader<'a> {
     pub(super) from: ResourceVersion,
 }
 
-/// The reason that the changes of an object are not known.
-enum GapRecoveryError {
-    /// The missed changes cannot be recovered.
+/// The reason that the changes in a gap are not known.
+#[derive(Debug)]
+pub(super) enum GapRecoveryError {
+    /// The missed changes cannot be recovered within the limits.
     Unknown,
-    Contradiction,
+    /// The list cannot follow from the cached state: upstream has another history.
+    OtherHistory,
     Upstream(UpstreamError),
 }
 
@@ -92,26 +83,21 @@ impl From<UpstreamError> for GapRecoveryError {
 }
 
 impl PastObjectReader<'_> {
-    /// Recovers every change in the gap, which ends at `until`. Fails only if upstream does.
+    /// Recovers every change in the gap, which ends at `until`, in order.
     pub(super) async fn recover(
         &self,
         differences: &[GapObjectDifference],
         until: ResourceVersion,
-    ) -> Result<GapRecoveryResult, UpstreamError> {
+    ) -> Result<Vec<ObjectChange>, GapRecoveryError> {
         if differences.len() > DIFFERENCES_MAX {
-            return Ok(GapRecoveryResult::Unknown);
+            return Err(GapRecoveryError::Unknown);
         }
         let mut changes = Vec::new();
         for difference in differences {
-            match self.changes_of(difference, until).await {
-                Ok(found) => changes.extend(found),
-                Err(GapRecoveryError::Unknown) => return Ok(GapRecoveryResult::Unknown),
-                Err(GapRecoveryError::Contradiction) => return Ok(GapRecoveryResult::OtherHistory),
-                Err(GapRecoveryError::Upstream(error)) => return Err(error),
-            }
+            changes.extend(self.changes_of(difference, until).await?);
         }
         changes.sort_by_key(|change| change.object.rv);
-        Ok(GapRecoveryResult::Changes(changes))
+        Ok(changes)
     }
 
     async fn changes_of(
@@ -131,7 +117,7 @@ impl PastObjectReader<'_> {
         };
         while let Some(object) = next {
             if object.rv <= self.from {
-                return Err(GapRecoveryError::Contradiction);
+                return Err(GapRecoveryError::OtherHistory);
             }
             if changes.len() >= VERSIONS_MAX {
                 return Err(GapRecoveryError::Unknown);
@@ -168,13 +154,13 @@ impl PastObjectReader<'_> {
                     last = Some(object);
                 }
                 // The feed received the object at that very version.
-                None if middle == there => return Err(GapRecoveryError::Contradiction),
+                None if middle == there => return Err(GapRecoveryError::OtherHistory),
                 None => gone = middle,
             }
         }
         match last {
             Some(last) if gone > self.from => Ok((last, gone)),
-            Some(_) => Err(GapRecoveryError::Contradiction),
+            Some(_) => Err(GapRecoveryError::OtherHistory),
             None => Err(GapRecoveryError::Unknown),
         }
     }

@@ -26,30 +26,20 @@ use super::stream::WatchStreamEnd;
 use base::random;
 use kubeapi::ResourceVersion;
 
-/// The reason for a history check, in ascending urgency.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum HistoryCheckReason {
-    /// The stream was lost and reopened, and has not shown that the history is the same. The check begins with a cheap
-    /// request for upstream's position.
-    Reopened,
-    /// The stream was reopened and upstream's storage has reached the feed's version. But the stream does not begin
-    /// with the change that it should repeat first.
-    Unconfirmed,
-    /// An upstream response contradicts the cached state.
-    Suspected,
-    /// Another feed found that upstream's storage went back.
-    StorageRolledBack,
-}
-
-impl HistoryCheckReason {
-    /// Returns the reason of the check, for logs.
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Reopened => "watch_reopened",
-            Self::Unconfirmed => "newest_event_missing",
-            Self::Suspected => "response_mismatch",
-            Self::StorageRolledBack => "storage_rolled_back",
-        }
+base::labelled_enum! {
+    /// The reason for a history check, in ascending urgency.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+    pub(super) enum HistoryCheckReason {
+        /// The stream was lost and reopened, and has not shown that the history is the same. The check begins with a
+        /// cheap request for upstream's position.
+        Reopened = "watch_reopened",
+        /// The stream was reopened and upstream's storage has reached the feed's version. But the stream does not begin
+        /// with the change that it should repeat first.
+        Unconfirmed = "newest_event_missing",
+        /// An upstream response contradicts the cached state.
+        Suspected = "response_mismatch",
+        /// Another feed found that upstream's storage went back.
+        StorageRolledBack = "storage_rolled_back",
     }
 }
 

@@ -295,8 +295,7 @@ impl UpstreamLister<'_> {
 
     /// Reads one object at `rv`, with the server that responded and the version of the response.
     pub(super) async fn object_then(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<PastObject, UpstreamError> {
-        let exact = format!("resourceVersion={rv}&resourceVersionMatch=Exact");
-        let (page, server, _) = self.page(&self.spec.key.url_of(key, &exact), &mut self.stage()).await?;
+        let (page, server, _) = self.page(&self.spec.key.url_of(key, &exact(rv)), &mut self.stage()).await?;
         let object = page.items.into_iter().find(|object| object.key == *key);
         Ok(PastObject { object, at: page.resource_version, server })
     }
@@ -363,6 +362,11 @@ pub(super) fn not_older_than(rv: ResourceVersion) -> String {
     format!("resourceVersion={rv}&resourceVersionMatch=NotOlderThan")
 }
 
+/// Returns the query for the state at version `rv`.
+pub(super) fn exact(rv: ResourceVersion) -> String {
+    format!("resourceVersion={rv}&resourceVersionMatch=Exact")
+}
+
 fn page_query(at: RequestedListVersion, limit: Option<usize>, token: &str) -> String {
     let mut query = Vec::new();
     query.extend(limit.map(|limit| format!("limit={limit}")));
@@ -370,7 +374,7 @@ fn page_query(at: RequestedListVersion, limit: Option<usize>, token: &str) -> St
         match at {
             RequestedListVersion::Current => {}
             RequestedListVersion::NotOlderThan(rv) => query.push(not_older_than(rv)),
-            RequestedListVersion::Exact(rv) => query.push(format!("resourceVersion={rv}&resourceVersionMatch=Exact")),
+            RequestedListVersion::Exact(rv) => query.push(exact(rv)),
         }
     } else {
         // Tokens are base64url without padding, so they need no escaping.

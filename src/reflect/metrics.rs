@@ -18,29 +18,31 @@ pub fn describe() {
     );
 }
 
-/// The reason for an upstream request besides the stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum FeedRequestPurpose {
-    /// The first state of a feed.
-    Initial,
-    /// A list after the history was lost.
-    Relist,
-    /// A list because the followed server runs another release now.
-    ReleaseChange,
-    /// A past version of an object, to mend a gap or to find a previous object.
-    PastObject,
-    /// A request for upstream's current version.
-    Position,
-    /// A list of the versions of a small collection, to prove that the cache equals them.
-    Equality,
-    /// A watch from the feed's version, to prove that the cache has all changes.
-    CatchUp,
-    /// A list of the current state, because an upstream response contradicts the cached state.
-    Mismatch,
-    /// A read of the history before the first list.
-    Backfill,
-    /// A read of versions or an object, to compare them with the cache.
-    SelfCheck,
+base::labelled_enum! {
+    /// The reason for an upstream request besides the stream.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub(super) enum FeedRequestPurpose {
+        /// The first state of a feed.
+        Initial = "initial",
+        /// A list after the history was lost.
+        Relist = "relist",
+        /// A list because the followed server runs another release now.
+        ReleaseChange = "release_change",
+        /// A past version of an object, to mend a gap or to find a previous object.
+        PastObject = "past_object",
+        /// A request for upstream's current version.
+        Position = "position",
+        /// A list of the versions of a small collection, to prove that the cache equals them.
+        Equality = "equality",
+        /// A watch from the feed's version, to prove that the cache has all changes.
+        CatchUp = "catch_up",
+        /// A list of the current state, because an upstream response contradicts the cached state.
+        Mismatch = "mismatch",
+        /// A read of the history before the first list.
+        Backfill = "backfill",
+        /// A read of versions or an object, to compare them with the cache.
+        SelfCheck = "self_check",
+    }
 }
 
 /// Counts an open upstream watch until it is dropped.
@@ -60,7 +62,7 @@ impl FeedTaskContext {
     }
 
     pub(super) fn count_request(&self, what: FeedRequestPurpose) {
-        self.count("kube_fanout_feed_requests_total", "purpose", what.label_and_cause().0);
+        self.count("kube_fanout_feed_requests_total", "purpose", what.as_str());
     }
 
     /// Counts a break of the history: `mended`, `new_history`, `rewound` if upstream's storage went back and so did the
@@ -88,22 +90,11 @@ pub(super) fn compared(key: &FeedKey, representation: Representation, outcome: &
 impl FeedRequestPurpose {
     /// Returns the cause to which the cost of the request is accounted.
     pub(super) fn cause(self) -> UpstreamRequestCause {
-        self.label_and_cause().1
-    }
-
-    /// The label value in metrics, and the cause.
-    fn label_and_cause(self) -> (&'static str, UpstreamRequestCause) {
         match self {
-            Self::Initial => ("initial", UpstreamRequestCause::List),
-            Self::Relist => ("relist", UpstreamRequestCause::List),
-            Self::ReleaseChange => ("release_change", UpstreamRequestCause::List),
-            Self::Mismatch => ("mismatch", UpstreamRequestCause::List),
-            Self::Position => ("position", UpstreamRequestCause::Proof),
-            Self::Equality => ("equality", UpstreamRequestCause::Proof),
-            Self::CatchUp => ("catch_up", UpstreamRequestCause::Proof),
-            Self::PastObject => ("past_object", UpstreamRequestCause::Past),
-            Self::Backfill => ("backfill", UpstreamRequestCause::Past),
-            Self::SelfCheck => ("self_check", UpstreamRequestCause::SelfCheck),
+            Self::Initial | Self::Relist | Self::ReleaseChange | Self::Mismatch => UpstreamRequestCause::List,
+            Self::Position | Self::Equality | Self::CatchUp => UpstreamRequestCause::Proof,
+            Self::PastObject | Self::Backfill => UpstreamRequestCause::Past,
+            Self::SelfCheck => UpstreamRequestCause::SelfCheck,
         }
     }
 }

@@ -113,14 +113,6 @@ enum FreshnessProofResult {
     Proven(Instant),
 }
 
-/// The versions that upstream has, and whether they cannot follow from the cached state.
-struct ListedResourceVersions {
-    at: ResourceVersion,
-    versions: BTreeMap<ObjectKey, ResourceVersion>,
-    is_other: bool,
-    is_from_memory: bool,
-}
-
 /// Completes when a request has finished, which is then dropped. Without a request it never completes.
 async fn finished<T>(request: &mut Option<BoxFuture<'_, T>>) -> T {
     let Some(running) = request else { return std::future::pending().await };
@@ -226,9 +218,8 @@ impl FreshnessProver {
     async fn at_once(&self) -> Option<FreshnessProofResult> {
         let (requested_at, served) = (Instant::now(), self.upstream.feed.reader.served_version());
         let listing = async { self.listed("").await.map_err(WatchStreamEnd::from) };
-        let listed = self.run_request(served, listing, |listed| listed.at).await?;
-        if listed.is_other {
-            self.report_mismatch();
+        let (listed, is_other) = self.run_request(served, listing, |(listed, _)| listed.at).await?;
+        if is_other {
             self.unproven.backoff().await;
             return None;
         }
@@ -274,15 +265,18 @@ impl FreshnessProver {
         None
     }
 
-    /// Lists upstream's versions and compares them with the state that the cache had right before.
-    async fn listed(&self, query: &str) -> Result<ListedResourceVersions, UpstreamError> {
+    /// Lists upstream's versions. Returns whether they cannot follow from the state that the cache had right before,
+    /// and reports it.
+    async fn listed(&self, query: &str) -> Result<(ObjectVersionPage, bool), UpstreamError> {
         self.upstream.count_request(FeedRequestPurpose::Equality);
         let before = self.upstream.feed.reader.snapshot();
         let page = self.upstream.versions(UpstreamRequestCause::Proof, query, BODY_BYTES_MAX).await?;
-        let ObjectVersionPage { at, versions, is_from_memory, .. } = page;
-        let listed = versions.iter().map(|(key, rv)| (key, *rv));
-        let is_other = compare(object_versions(&before), before.rv, listed, at) == HistoryComparison::Other;
-        Ok(ListedResourceVersions { at, versions, is_other, is_from_memory })
+        let listed = page.versions.iter().map(|(key, rv)| (key, *rv));
+        let is_other = compare(object_versions(&before), before.rv, listed, page.at) == HistoryComparison::Other;
+        if is_other {
+            self.report_mismatch();
+        }
+        Ok((page, is_other))
     }
 
     /// Proves that the cache is current as of the position's request. Returns the instant of that request.
@@ -346,9 +340,8 @@ impl FreshnessProver {
     /// A state at the position or later has everything that was complete at the position's request. Upstream serves it
     /// from its own cache, and a proxy serves it without a proof of its own.
     async fn prove_by_comparison(&self, position: ObservedResourceVersion) -> Result<Option<Instant>, WatchStreamEnd> {
-        let listed = self.listed(&not_older_than(position.at)).await?;
-        if listed.is_other {
-            self.report_mismatch();
+        let (listed, is_other) = self.listed(&not_older_than(position.at)).await?;
+        if is_other {
             self.unproven.backoff().await;
             return Ok(None);
         }
@@ -379,7 +372,7 @@ impl FreshnessProver {
     /// Whether the feed has exactly the listed objects. If so, readers get the state at the version of the list,
     /// although the stream may not reach it for a minute (R-VERSION-1). A list from another proxy confirms nothing,
     /// because its version is that of its feed, which the stream delivers at once.
-    fn equals_cache(&self, listed: &ListedResourceVersions) -> bool {
+    fn equals_cache(&self, listed: &ObjectVersionPage) -> bool {
         let reader = &self.upstream.feed.reader;
         let state_id = reader.state_id();
         same(&reader.snapshot(), &listed.versions) && (listed.is_from_memory || reader.confirm(state_id, listed.at))
@@ -391,11 +384,8 @@ impl FreshnessProver {
         if self.is_behind_a_proxy() || !self.can_compare_versions() {
             return Ok(false);
         }
-        let listed = self.listed(&not_older_than(rv)).await?;
-        if listed.is_other {
-            self.report_mismatch();
-        }
-        Ok(!listed.is_other && self.equals_cache(&listed) && self.upstream.feed.reader.served_version() >= rv)
+        let (listed, is_other) = self.listed(&not_older_than(rv)).await?;
+        Ok(!is_other && self.equals_cache(&listed) && self.upstream.feed.reader.served_version() >= rv)
     }
 
     /// Reports to the reflector that an upstream response contradicts the cached state. The reflector decides; the

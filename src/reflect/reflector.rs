@@ -17,7 +17,7 @@ use kubeapi::ResourceVersion;
 use tokio::sync::watch;
 
 use super::continuity::HistoryContinuity;
-use super::failure::{ReflectorFailureKind, ReflectorStepError, classify};
+use super::failure::{ReflectorStepError, classify};
 use super::feed_client::FeedTaskContext;
 use super::gap::{FeedAsOfTracker, ObservedResourceVersion, RelistPlanner};
 use super::history_check::HistoryChecks;
@@ -386,7 +386,7 @@ impl Reflector {
     async fn pause(&mut self, wait: Duration, failure: &ReflectorStepError) {
         let soonest = Instant::now() + least_pause(self.early_wakeups);
         let back = async {
-            if !failure.kind().is_connection() {
+            if !failure.is_connection() {
                 std::future::pending::<()>().await;
             }
             self.upstream.client.next_response().await;
@@ -404,24 +404,24 @@ impl Reflector {
     /// Returns the delay after a failure. After repeated unreadable streams it also resets the state, so that the feed
     /// relists.
     fn pause_after(&mut self, failure: &ReflectorStepError, state: &mut ReflectorState) -> Duration {
-        let kind = failure.kind();
-        self.upstream.count("kube_fanout_upstream_failures_total", "reason", kind.as_str());
+        self.upstream.count("kube_fanout_upstream_failures_total", "reason", failure.as_str());
         if !failure.is_expired() {
             self.relists.end_row();
         }
-        if kind.is_connection() {
+        if failure.is_connection() {
             // The server that refused is gone; the next one has to fill its own caches.
             self.refused_since = None;
         }
         // A stream without bookmarks is silent whenever nothing changes.
-        if kind != ReflectorFailureKind::IdleTimeout || self.upstream.feed.spec.key.gvr.has_watch_cache() {
+        let is_silent = matches!(failure, ReflectorStepError::Stream(WatchStreamEnd::IdleTimeout));
+        if !is_silent || self.upstream.feed.spec.key.gvr.has_watch_cache() {
             self.continuity.connection_lost();
         }
         if let ReflectorState::Listed { .. } | ReflectorState::Expired { .. } = state {
             self.writer.set_state(FeedState::Stale { since: Instant::now() });
         }
         if let ReflectorState::Listed { at } = state
-            && kind == ReflectorFailureKind::Unreadable
+            && failure.is_unreadable()
         {
             let (rv, times) = &mut self.unreadable;
             *times = if *rv == *at { *times + 1 } else { 1 };
@@ -433,10 +433,10 @@ impl Reflector {
             }
         }
         // A stream that had been open for long is resumed at once, because usually only the connection was lost.
-        if std::mem::take(&mut self.was_accepted) && kind.is_connection() {
+        if std::mem::take(&mut self.was_accepted) && failure.is_connection() {
             return RESUME_SPREAD.mul_f64(random::f64());
         }
-        if kind == ReflectorFailureKind::FeedTerminated {
+        if let ReflectorStepError::FeedTerminated(_) = failure {
             return self.refusals.failed(Instant::now());
         }
         let wait = self.backoff.failed(Instant::now());

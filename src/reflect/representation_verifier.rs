@@ -29,6 +29,7 @@ use kubeapi::ResourceVersion;
 
 use super::continuity::is_same;
 use super::feed_client::FeedTaskContext;
+use super::initial_state::exact;
 use super::metrics::{self, FeedRequestPurpose};
 
 /// Qualifies the representations of one feed, and keeps comparing them.
@@ -48,19 +49,21 @@ struct RepresentationVerifierState {
     sampled: Option<FeedStateId>,
 }
 
-/// The result of a comparison with upstream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum BodyComparison {
-    Equal,
-    Different,
-    /// An object cannot be derived.
-    Refused,
-    /// Upstream did not respond to the comparison.
-    Unanswered,
-    /// Upstream no longer has the state to compare with.
-    Expired,
-    /// Upstream does not offer the representation either.
-    NotOffered,
+base::labelled_enum! {
+    /// The result of a comparison with upstream.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum BodyComparison {
+        Equal = "equal",
+        Different = "different",
+        /// An object cannot be derived.
+        Refused = "refused",
+        /// Upstream did not respond to the comparison.
+        Unanswered = "unanswered",
+        /// Upstream no longer has the state to compare with.
+        Expired = "evicted",
+        /// Upstream does not offer the representation either.
+        NotOffered = "not_offered",
+    }
 }
 
 /// The number of objects that are compared before a derivation is used.
@@ -323,7 +326,7 @@ impl RepresentationVerifier {
                 BodyComparison::without_answer(&error)
             }
         };
-        self.count(representation, comparison);
+        metrics::compared(&self.upstream.feed.spec.key, representation, comparison.as_str());
         comparison
     }
 
@@ -392,18 +395,6 @@ impl RepresentationVerifier {
             _ => same_items(representation.encoding(), &list_of(renderer, &bodies), upstream),
         })
     }
-
-    fn count(&self, representation: Representation, comparison: BodyComparison) {
-        let outcome = match comparison {
-            BodyComparison::Equal => "equal",
-            BodyComparison::Different => "different",
-            BodyComparison::Refused => "refused",
-            BodyComparison::Unanswered => "unanswered",
-            BodyComparison::Expired => "evicted",
-            BodyComparison::NotOffered => "not_offered",
-        };
-        metrics::compared(&self.upstream.feed.spec.key, representation, outcome);
-    }
 }
 
 impl BodyComparison {
@@ -433,10 +424,6 @@ fn list_of(renderer: &ObjectRenderer, bodies: &[Bytes]) -> Vec<u8> {
     }
     list.extend_from_slice(&frame.tail());
     list
-}
-
-fn exact(rv: ResourceVersion) -> String {
-    format!("resourceVersion={rv}&resourceVersionMatch=Exact")
 }
 
 #[cfg(test)]

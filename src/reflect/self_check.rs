@@ -37,7 +37,7 @@ use kubeapi::{ContinueToken, ContinueVersion, ListPageSource, ObjectKey, Resourc
 
 use super::ReflectConfig;
 use super::feed_client::FeedTaskContext;
-use super::initial_state::PastObject;
+use super::initial_state::{PastObject, exact, not_older_than};
 use super::metrics::FeedRequestPurpose;
 use super::recurrence::RecurrenceBackoff;
 use super::reflector_findings::{ObjectDivergence, ReflectorFinding};
@@ -265,8 +265,7 @@ impl FeedSelfChecker {
         before: &FeedSnapshot,
         progress: &mut SelfCheckState,
     ) -> Result<Vec<ObjectKey>, UpstreamError> {
-        let query = format!("resourceVersion={}&resourceVersionMatch=NotOlderThan", before.rv);
-        let listed = self.versions(&query).await?;
+        let listed = self.versions(&not_older_than(before.rv)).await?;
         let reader = &self.upstream.feed.reader;
         timeout(REACHED_MAX, reader.reached(listed.at)).await.map_err(|_| UpstreamError::Timeout(REACHED_MAX))?;
         let after = reader.snapshot();
@@ -377,7 +376,7 @@ impl FeedSelfChecker {
     ) -> Result<ObjectVersionPage, UpstreamError> {
         let (feed, gvr) = (&self.upstream.feed, &self.upstream.feed.spec.key.gvr);
         let query = match after {
-            None => format!("limit={limit}&resourceVersion={rv}&resourceVersionMatch=Exact"),
+            None => format!("limit={limit}&{}", exact(rv)),
             Some(last) => {
                 let in_namespace = feed.spec.key.scope.namespace().is_some();
                 let token = ContinueToken::after(ContinueVersion::Version(rv), last, in_namespace);

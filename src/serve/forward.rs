@@ -6,7 +6,7 @@ mod filtered_table;
 #[cfg(test)]
 mod tests;
 
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -23,25 +23,23 @@ use tokio::time::timeout;
 
 pub(crate) use self::coalesce::RequestCoalescer;
 
-use self::coalesce::{CoalesceError, CoalesceKey, CoalescedResponse};
-use crate::auth::{Authorizer, Caller, Impersonation};
-use crate::listing::LimitExceeded;
+use self::coalesce::{CoalesceKey, CoalescedResponse};
+use crate::auth::{Caller, Impersonation};
 use crate::net::RequestBody;
 use crate::serve::activity::metrics;
 use crate::serve::audit::ServedLocally;
-use crate::serve::limits::{
-    BodyError, BufferedResponseBody, ConcurrencyLimits, ConcurrencyPermit, DeadlineBody, SlowReaderReaper,
-};
+use crate::serve::limits::{BodyError, BufferedResponseBody, ConcurrencyLimits, ConcurrencyPermit, DeadlineBody};
 use crate::serve::response::{
     AUDIT_ID, LIST_RETRY_SECONDS, REASON, ResponseBody, ResponseContext, denied_status, too_many, unavailable,
 };
 use crate::serve::route::ForwardReason;
+use crate::serve::serve_components::ServeComponents;
 use crate::serve::watch::websocket;
 use crate::upstream::{
     CAUSE, ForwardPoolKind, HOPS, PROXY_ACCEPT_ENCODING, RequestForwarder, RequestIdentity, UpstreamBody,
-    UpstreamClient, UpstreamError, UpstreamResponseBody,
+    UpstreamError, UpstreamResponseBody,
 };
-use base::{AbortSignal, BackgroundTasks, DrainWatch};
+use base::AbortSignal;
 use kubeapi::{FlowDistinguisher, RequestInfo, RequestVerb, Status, UrlQuery};
 
 /// Upstream's response, or the reason that there is none.
@@ -63,14 +61,9 @@ const SHARED_ROWS_MAX: usize = 1_000;
 /// Forwards requests with the permissions of their callers.
 #[derive(Debug)]
 pub(crate) struct ForwardHandler {
-    pub(crate) client: UpstreamClient,
-    pub(crate) forwarder: Arc<RequestForwarder>,
-    pub(crate) authorizer: Authorizer,
-    pub(crate) concurrency: Arc<ConcurrencyLimits>,
+    pub(crate) shared: Arc<ServeComponents>,
+    pub(crate) forwarder: RequestForwarder,
     pub(crate) coalesced: RequestCoalescer,
-    pub(crate) tasks: BackgroundTasks,
-    pub(crate) drain: DrainWatch,
-    pub(crate) slow_readers: SlowReaderReaper,
 }
 
 impl ForwardHandler {
@@ -103,7 +96,7 @@ impl ForwardHandler {
         let (flow, pool_kind) = (caller.flow(), pool_kind(request.headers(), request.method(), info));
         let identity = {
             let identity = pin!(self.upstream_identity(caller, request.headers(), info));
-            self.concurrency.waiting.while_waiting(flow.as_ref(), query, identity).await
+            self.shared.concurrency.waiting.while_waiting(flow.as_ref(), query, identity).await
         };
         let identity = match identity.unwrap_or_else(|shed| Err(too_many(shed, LIST_RETRY_SECONDS))) {
             Ok(identity) => identity,
@@ -117,10 +110,10 @@ impl ForwardHandler {
         };
         let is_anonymous = identity == RequestIdentity::Anonymous;
         let pool = match (pool_kind, reason) {
-            _ if is_anonymous => &self.concurrency.anonymous,
-            (_, ForwardReason::Syncing) => &self.concurrency.unready,
-            (ForwardPoolKind::Short, _) => &self.concurrency.forwards,
-            (ForwardPoolKind::Stream | ForwardPoolKind::Tunnel, _) => &self.concurrency.streams,
+            _ if is_anonymous => &self.shared.concurrency.anonymous,
+            (_, ForwardReason::Syncing) => &self.shared.concurrency.unready,
+            (ForwardPoolKind::Short, _) => &self.shared.concurrency.forwards,
+            (ForwardPoolKind::Stream | ForwardPoolKind::Tunnel, _) => &self.shared.concurrency.streams,
         };
         let permit = pool.acquire(flow.as_ref().filter(|_| !is_anonymous));
         let permit = Arc::new(permit.map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?);
@@ -148,7 +141,7 @@ impl ForwardHandler {
         let request = request.map(|body| {
             let is_broken = is_broken.clone();
             if is_short {
-                track_body_error(DeadlineBody::new(body, &self.slow_readers, AbortSignal::default()), is_broken)
+                track_body_error(DeadlineBody::new(body, &self.shared.slow_readers, AbortSignal::default()), is_broken)
             } else {
                 track_body_error(body, is_broken)
             }
@@ -166,7 +159,7 @@ impl ForwardHandler {
 
     /// Awaits the head of a response, and fails after the timeout.
     async fn with_timeout(&self, response: impl Future<Output = UpstreamReadResult>) -> UpstreamReadResult {
-        let max = self.slow_readers.body_max() + HEAD_TIMEOUT_SLACK;
+        let max = self.shared.slow_readers.body_max() + HEAD_TIMEOUT_SLACK;
         timeout(max, response).await.unwrap_or(Err(UpstreamError::Timeout(max)))
     }
 
@@ -179,12 +172,12 @@ impl ForwardHandler {
         context: &ResponseContext,
     ) -> Response<ResponseBody> {
         let is_short = is_short || !response.status().is_success();
-        let deadline = is_short.then(|| (&self.slow_readers, context.abort.clone()));
+        let deadline = is_short.then(|| (&self.shared.slow_readers, context.abort.clone()));
         response.map(|body| ResponseBody::forwarded(body, permit, deadline))
     }
 
-    /// Answers a read by sharing the response with identical requests. The response is buffered. The permit is kept
-    /// until the last caller stops waiting and the upstream request has ended.
+    /// Answers a read by sharing the response with identical requests. The response is buffered. Each caller keeps its
+    /// permit while it waits, and with the response.
     ///
     /// Returns `None` if the response cannot be shared, because it is large or its user has no permits left. Each
     /// caller then sends its own request and reads at its own pace.
@@ -205,32 +198,24 @@ impl ForwardHandler {
             accept_encoding: encoding.map(str::to_owned),
             user_agent: context.user_agent.clone(),
         };
-        let (request_permit, headers) = (permit.clone(), request.headers().clone());
-        let parts = (self.client.clone(), self.forwarder.clone(), self.concurrency.clone());
-        let send = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
-            let ((client, forwarder, concurrency), identity) = (parts.clone(), identity.clone());
-            let (request_permit, flow) = (request_permit.clone(), flow.clone());
-            let mut request = Request::new(no_body());
-            *request.uri_mut() = Uri::from(path.clone());
-            request.headers_mut().clone_from(&headers);
-            Box::pin(async move {
-                let response = forwarder.forward(&identity, ForwardPoolKind::Short, request).await?;
-                let (status, mut headers) = (response.status(), response.headers().clone());
-                let body = match client.read_at_most(response, SHARED_BYTES_MAX).await {
-                    Err(UpstreamError::TooLarge(_)) => return Err(CoalesceError::TooLarge),
-                    body => body?,
-                };
-                drop(request_permit);
-                headers.remove(CONTENT_LENGTH);
-                let permit = Some(permit_for(&body, &concurrency, flow.as_ref())?);
-                Ok(CoalescedResponse { status, headers, body, permit })
-            })
-        };
-        match self.coalesced.send(key, &self.tasks, Arc::new(send)).await {
-            Some(Ok(CoalescedResponse { status, headers, body, permit: bytes_permit })) => {
+        // Boxed, because the future is large, and is moved into another one.
+        let sending = Box::pin(async {
+            let mut copy = Request::new(no_body());
+            *copy.uri_mut() = Uri::from(path);
+            copy.headers_mut().clone_from(request.headers());
+            let response = self.forwarder.forward(&identity, ForwardPoolKind::Short, copy).await?;
+            let (status, mut headers) = (response.status(), response.headers().clone());
+            let body = self.shared.client.read_at_most(response, SHARED_BYTES_MAX).await?;
+            headers.remove(CONTENT_LENGTH);
+            let permit = Some(permit_for(&body, &self.shared.concurrency, flow.as_ref())?);
+            Ok(CoalescedResponse { status, headers, body, permit })
+        });
+        match self.coalesced.send(key, sending).await {
+            Ok(CoalescedResponse { status, headers, body, permit: bytes_permit }) => {
                 let whole =
                     BufferedResponseBody::from_bytes(body, bytes_permit.into_iter().chain([permit.clone()]).collect());
-                let mut response = Response::new(ResponseBody::whole(whole, &self.slow_readers, context.abort.clone()));
+                let mut response =
+                    Response::new(ResponseBody::whole(whole, &self.shared.slow_readers, context.abort.clone()));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
                 // Upstream's audit log has one entry for all requests that share a response.
@@ -240,11 +225,8 @@ impl ForwardHandler {
                 }
                 Ok(Some(response))
             }
-            Some(Err(error)) => match &*error {
-                CoalesceError::TooLarge => Ok(None),
-                CoalesceError::Failed(error) => Err(unreachable(error)),
-            },
-            None => Err(Status::shutting_down()),
+            Err(error) if matches!(*error, UpstreamError::TooLarge(_)) => Ok(None),
+            Err(error) => Err(unreachable(&error)),
         }
     }
 
@@ -262,7 +244,7 @@ impl ForwardHandler {
         for name in [CONTENT_LENGTH, EXPECT] {
             request.headers_mut().remove(name);
         }
-        let drain_hold = self.drain.block_end();
+        let drain_hold = self.shared.drain.block_end();
         let response = Box::pin(self.forwarder.forward(identity, ForwardPoolKind::Tunnel, request));
         let response =
             if *identity == RequestIdentity::Anonymous { self.with_timeout(response).await } else { response.await };
@@ -276,7 +258,7 @@ impl ForwardHandler {
             return Ok(self.relay(response, true, permit, context));
         }
         let upstream = hyper::upgrade::on(&mut response);
-        self.tasks.spawn("tunnel", async move {
+        self.shared.tasks.spawn("tunnel", async move {
             if let (Ok(down), Ok(up)) = tokio::join!(downstream, upstream) {
                 let (mut down, mut up) = (TokioIo::new(down), TokioIo::new(up));
                 if let Err(error) = copy_bidirectional(&mut down, &mut up).await {
@@ -299,7 +281,7 @@ impl ForwardHandler {
         headers: &HeaderMap,
         info: Option<&RequestInfo>,
     ) -> Result<RequestIdentity, Status> {
-        let identity = self.authorizer.upstream_identity(caller).await;
+        let identity = self.shared.authorizer.upstream_identity(caller).await;
         if !matches!(identity, RequestIdentity::User(_)) {
             return Ok(identity);
         }
@@ -308,7 +290,7 @@ impl ForwardHandler {
         else {
             return Ok(identity);
         };
-        let user = Box::pin(self.authorizer.impersonation(caller, &impersonation, info)).await;
+        let user = Box::pin(self.shared.authorizer.impersonation(caller, &impersonation, info)).await;
         let user = user.map_err(|denied| denied_status(&denied.refused, caller.name(), &denied.access))?;
         Ok(RequestIdentity::User(Arc::new(user)))
     }
@@ -326,13 +308,13 @@ impl ForwardHandler {
     /// Rejects a request that has passed this proxy before, or too many proxies.
     pub(crate) fn check_hops(&self, headers: &HeaderMap) -> Result<(), Status> {
         let passed = hops(headers);
-        let looped = passed.contains(&self.client.instance()) || passed.len() >= HOPS_MAX;
+        let looped = passed.contains(&self.shared.client.instance()) || passed.len() >= HOPS_MAX;
         if looped { Err(Status::from_code(508, LOOP_DETECTED)) } else { Ok(()) }
     }
 
     /// Returns the hop list of the request, including this proxy.
     pub(crate) fn hops_with_self(&self, headers: &HeaderMap) -> HeaderValue {
-        let hops = hops(headers).into_iter().chain([self.client.instance()]).collect::<Vec<_>>().join(",");
+        let hops = hops(headers).into_iter().chain([self.shared.client.instance()]).collect::<Vec<_>>().join(",");
         HeaderValue::from_str(&hops).expect("the items are visible ASCII")
     }
 }
@@ -365,8 +347,8 @@ fn permit_for(
     body: &Bytes,
     concurrency: &ConcurrencyLimits,
     flow: Option<&FlowDistinguisher>,
-) -> Result<Arc<ConcurrencyPermit>, CoalesceError> {
-    concurrency.buffered(flow, body.len()).map(Arc::new).map_err(|LimitExceeded(_)| CoalesceError::TooLarge)
+) -> Result<Arc<ConcurrencyPermit>, UpstreamError> {
+    concurrency.buffered(flow, body.len()).map(Arc::new).map_err(|_| UpstreamError::TooLarge(body.len()))
 }
 
 /// Whether a Table is short enough to be buffered and shared: a single row, or one page. kubectl requests pages of 500.

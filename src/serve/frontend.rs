@@ -25,11 +25,10 @@ pub use self::wiring::HttpFrontendDeps;
 
 use self::request_router::RequestRouter;
 use self::unauthenticated_request::UnauthenticatedRequest;
-use crate::auth::{Authorizer, Caller, ClientConnectionInfo, CrossOriginCheck, GrantError};
+use crate::auth::{Caller, ClientConnectionInfo, CrossOriginCheck, GrantError};
 use crate::net::{ConnectionPeer, ListenAddress, PeerAddress, RequestBody};
-use crate::serve::activity::{ActiveWatches, UserAndAgent, metrics};
-use crate::serve::audit::{AuditLog, AuditRecord, ServedLocally};
-use crate::serve::limits::ConcurrencyLimits;
+use crate::serve::activity::{UserAndAgent, metrics};
+use crate::serve::audit::{AuditRecord, ServedLocally};
 use crate::serve::peers::health;
 use crate::serve::read::ReadRequest;
 use crate::serve::response::{
@@ -37,8 +36,9 @@ use crate::serve::response::{
     has_unsupported_expect, malformed, new_audit_id, too_many_waiting, unavailable,
 };
 use crate::serve::route::CacheCoverage;
+use crate::serve::serve_components::ServeComponents;
 use crate::serve::serve_config::ServeConfig;
-use crate::upstream::{SERVED, UpstreamClient, inspect};
+use crate::upstream::{SERVED, inspect};
 use base::{ReadinessTracker, Reloadable};
 use kubeapi::{FlowDistinguisher, RequestInfo, RequestInfoError, Status, targets_workload};
 
@@ -46,13 +46,8 @@ use kubeapi::{FlowDistinguisher, RequestInfo, RequestInfoError, Status, targets_
 #[derive(Debug)]
 pub struct HttpFrontend {
     router: RequestRouter,
-    authorizer: Authorizer,
-    config: Reloadable<ServeConfig>,
-    concurrency: Arc<ConcurrencyLimits>,
+    shared: Arc<ServeComponents>,
     browsers: Reloadable<CrossOriginCheck>,
-    audit: AuditLog,
-    active_watches: ActiveWatches,
-    client: UpstreamClient,
     ready: ReadinessTracker,
 }
 
@@ -100,17 +95,17 @@ impl HttpFrontend {
     /// Applies new settings to later requests; requests in flight are not affected. The node, authorization, body and
     /// unread limits and the freshness timeout keep their initial values.
     pub fn tune(&self, to: &ServeConfig) {
-        let now = self.config.get();
+        let now = self.shared.config.get();
         let (node, authorizes) = (now.coverage.node.clone(), now.coverage.authorizes);
         let coverage = CacheCoverage { node, authorizes, ..to.coverage.clone() };
         let (body_max, unread, fresh_wait_max) = (now.body_max, now.unread, now.fresh_wait_max);
-        self.config.set(ServeConfig { coverage, fresh_wait_max, body_max, unread, ..to.clone() });
-        self.concurrency.tune(&to.limits);
+        self.shared.config.set(ServeConfig { coverage, fresh_wait_max, body_max, unread, ..to.clone() });
+        self.shared.concurrency.tune(&to.limits);
     }
 
     /// Allows local access decisions again that a disagreement with upstream has stopped.
     pub fn enable_local_decisions(&self) {
-        self.authorizer.enable_local_decisions();
+        self.shared.authorizer.enable_local_decisions();
     }
 
     /// Answers one request that was received on a `listener`, as its address is configured. The head is read at once.
@@ -121,7 +116,7 @@ impl HttpFrontend {
         request: Request<RequestBody>,
     ) -> impl Future<Output = Response<ResponseBody>> + Send + use<> {
         let mut request = UnauthenticatedRequest::new(&peer, request);
-        request.listener = self.config.get().roles(listener);
+        request.listener = self.shared.config.get().roles(listener);
         async move {
             // Moved, so that they are dropped with the response and not with the future.
             let (peer, request) = (peer, request);
@@ -158,11 +153,11 @@ impl HttpFrontend {
         mut request: Box<UnauthenticatedRequest>,
         info: Result<Box<RequestInfo>, RequestInfoError>,
     ) -> Result<ScreenedRequest, Response<ResponseBody>> {
-        let record = info.as_ref().ok().filter(|_| self.audit.is_on()).and_then(|info| {
+        let record = info.as_ref().ok().filter(|_| self.shared.audit.is_on()).and_then(|info| {
             // The response names the record.
             let id = request.context.audit_id.get_or_insert_with(new_audit_id);
             let head = (request.http.uri(), request.http.headers());
-            AuditRecord::new(&self.audit, peer, head, info, id).map(Box::new)
+            AuditRecord::new(&self.shared.audit, peer, head, info, id).map(Box::new)
         });
         match self.respond_without_caller(peer, &request, info.as_deref().ok()) {
             None => Ok(ScreenedRequest { request, info, record }),
@@ -202,9 +197,9 @@ impl HttpFrontend {
         let ScreenedRequest { mut request, info, mut record } = request;
         let caller = {
             let sender = ClientConnectionInfo::from_peer(peer);
-            let mut authenticating = Box::pin(self.authorizer.authenticate(sender, request.http.headers()));
-            let caller =
-                self.concurrency.unauthenticated.while_waiting(None, &request.query, authenticating.as_mut()).await;
+            let mut authenticating = Box::pin(self.shared.authorizer.authenticate(sender, request.http.headers()));
+            let waiting = &self.shared.concurrency.unauthenticated;
+            let caller = waiting.while_waiting(None, &request.query, authenticating.as_mut()).await;
             caller.map_err(too_many_waiting).flatten()
         };
         if let (Some(record), Ok(caller)) = (&mut record, &caller) {
@@ -275,13 +270,13 @@ impl HttpFrontend {
             Err(RequestInfoError::BadEscape) => false,
             info => targets_workload(request.uri().path(), info.as_deref().ok()),
         };
-        let forbidden = !self.config.get().exec_on_loopback && self.is_unauthenticated_port(peer) && reaches();
+        let forbidden = !self.shared.config.get().exec_on_loopback && self.is_unauthenticated_port(peer) && reaches();
         forbidden.then(|| CONNECT_FORBIDDEN.to_owned())
     }
 
     /// Whether any process on this machine can connect and act with the proxy's permissions.
     fn is_unauthenticated_port(&self, peer: &ConnectionPeer) -> bool {
-        self.authorizer.is_open() && matches!(peer.address, PeerAddress::Tcp(_))
+        self.shared.authorizer.is_open() && matches!(peer.address, PeerAddress::Tcp(_))
     }
 
     /// Writes the response to the audit log, the access log and the recent events of the debug pages. Returns the
@@ -304,12 +299,12 @@ impl HttpFrontend {
         let request = (method.as_str(), &**path);
         if let Some(ServedLocally { status: Some(status), .. }) = response.extensions().get() {
             if response.status() != StatusCode::NOT_FOUND {
-                self.active_watches.refused(client, request, (status.http_code(), &status.message));
+                self.shared.active_watches.refused(client, request, (status.http_code(), &status.message));
             }
         } else if let Some(reason) = response.headers().get(REASON).and_then(|reason| reason.to_str().ok())
             && [Method::GET, Method::HEAD].contains(method)
         {
-            self.active_watches.forwarded(client, request, reason);
+            self.shared.active_watches.forwarded(client, request, reason);
         }
         response
     }
@@ -321,7 +316,7 @@ impl HttpFrontend {
             metrics::refused(status.http_code());
         }
         let is_own = !response.headers().contains_key(REASON);
-        if let Some(policy) = self.client.strict_transport_security().filter(|_| is_own) {
+        if let Some(policy) = self.shared.client.strict_transport_security().filter(|_| is_own) {
             response.headers_mut().insert(STRICT_TRANSPORT_SECURITY, policy);
         }
         if is_own && (response.status().is_client_error() || response.status().is_server_error()) {

@@ -18,20 +18,18 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use tokio::time::{Instant, timeout};
 
-use crate::auth::Authorizer;
 use crate::net::RequestBody;
 use crate::serve::activity::metrics;
 use crate::serve::audit::ServedLocally;
 use crate::serve::forward::unreachable;
-use crate::serve::limits::ConcurrencyLimits;
 use crate::serve::read::{ReadRequest, TimedResponse};
 use crate::serve::response::{
     AUDIT_ID, LIST_RETRY_SECONDS, ResponseBody, TEXT, new_audit_id, plain, put_served, too_many,
 };
-use crate::serve::serve_config::ServeConfig;
+use crate::serve::serve_components::ServeComponents;
 use crate::upstream::{
-    ACCESS_REVIEWS, AccessReviewResult, CAUSE, TOKEN_REVIEWS, TokenReviewResult, UpstreamClient, UpstreamError,
-    UpstreamRequestCause, is_impersonation,
+    ACCESS_REVIEWS, AccessReviewResult, CAUSE, TOKEN_REVIEWS, TokenReviewResult, UpstreamError, UpstreamRequestCause,
+    is_impersonation,
 };
 use base::{CoalescingCache, ReadinessTracker};
 use kubeapi::{FlowDistinguisher, RequestInfo, Status};
@@ -48,11 +46,7 @@ enum DownstreamReviewKind {
 
 /// The cache key of a review. It has a digest of the body, because the body may contain a token. Reviews for open
 /// watches are kept apart: if upstream is a proxy itself, its responses to them may be older than requests allow.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct DownstreamReviewKey {
-    kind: DownstreamReviewKind,
-    digest: [u8; 32],
-}
+type DownstreamReviewKey = (DownstreamReviewKind, [u8; 32]);
 
 #[derive(Debug, Clone)]
 struct CachedDownstreamReview {
@@ -76,12 +70,8 @@ struct LastPermissionChange {
 /// Creates reviews on behalf of downstream proxies, and shares the results.
 #[derive(Debug)]
 pub(crate) struct DownstreamReviewHandler {
-    client: UpstreamClient,
-    authorizer: Authorizer,
+    shared: Arc<ServeComponents>,
     cache: CoalescingCache<DownstreamReviewKey, TimedResponse<CachedDownstreamReview>>,
-    concurrency: Arc<ConcurrencyLimits>,
-    body_max: Duration,
-    lag_max: Duration,
 }
 
 /// The timeout of a review, including the wait for identical ones.
@@ -94,16 +84,10 @@ const JSON: &str = "application/json";
 const UNREADABLE: &str = "the review body is too large or incomplete";
 
 impl DownstreamReviewHandler {
-    pub(crate) fn new(
-        client: UpstreamClient,
-        authorizer: Authorizer,
-        concurrency: Arc<ConcurrencyLimits>,
-        config: &ServeConfig,
-    ) -> Self {
-        let (body_max, lag_max) = (config.body_max, config.lag_max);
+    pub(crate) fn new(shared: Arc<ServeComponents>) -> Self {
         let len_bytes = |cached: &TimedResponse<CachedDownstreamReview>| KEY_BYTES + cached.value.body.len();
         let cache = CoalescingCache::new(CACHE_BYTES_MAX, len_bytes, |_, _| None);
-        Self { client, authorizer, cache, concurrency, body_max, lag_max }
+        Self { shared, cache }
     }
 
     /// Whether another proxy requests a review for itself, in the form that proxies use.
@@ -132,7 +116,7 @@ impl DownstreamReviewHandler {
                 headers.insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
                 headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
                 headers.insert(AUDIT_ID, context.audit_id.unwrap_or_else(new_audit_id));
-                response.extensions_mut().insert(ServedLocally { is_from_cache: true, ..ServedLocally::default() });
+                response.extensions_mut().insert(ServedLocally::from_cache(false));
                 response
             }
             Err(status) => context.status(&status),
@@ -146,13 +130,18 @@ impl DownstreamReviewHandler {
         (received, flow): (Instant, Option<FlowDistinguisher>),
         hops: HeaderValue,
     ) -> Result<Bytes, Status> {
-        let _permit =
-            self.concurrency.forwards.acquire(flow.as_ref()).map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?;
-        let collected = timeout(self.body_max, Limited::new(body, REVIEW_BYTES_MAX).collect()).await;
+        let _permit = self
+            .shared
+            .concurrency
+            .forwards
+            .acquire(flow.as_ref())
+            .map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?;
+        let collected =
+            timeout(self.shared.slow_readers.body_max(), Limited::new(body, REVIEW_BYTES_MAX).collect()).await;
         let Ok(Ok(collected)) = collected else { return Err(Status::bad_request(UNREADABLE)) };
         let body = collected.to_bytes();
         let digest = ring::digest::digest(&ring::digest::SHA256, &body);
-        let key = DownstreamReviewKey { kind, digest: digest.as_ref().try_into().expect("SHA-256 has 32 bytes") };
+        let key = (kind, digest.as_ref().try_into().expect("SHA-256 has 32 bytes"));
         let called = Instant::now();
         let is_accepted = |cached: &TimedResponse<_>| {
             cached.requested_at >= received || kind.is_fresh(cached, self.last_change(), Instant::now())
@@ -177,14 +166,14 @@ impl DownstreamReviewHandler {
             DownstreamReviewKind::Token => (UpstreamRequestCause::TokenReview, TOKEN_REVIEWS),
         };
         let requested_at = Instant::now();
-        let body = self.client.review(cause, path, hops, body).await?;
+        let body = self.shared.client.review(cause, path, hops, body).await?;
         let (ttl, lease_ttl) = self.ttls(kind, &body);
         Ok(TimedResponse { requested_at, value: CachedDownstreamReview { body, ttl, lease_ttl } })
     }
 
     /// Returns how long a response serves requests, and how long it serves reviews for open watches.
     fn ttls(&self, kind: DownstreamReviewKind, response: &[u8]) -> (Duration, Duration) {
-        let config = self.authorizer.config();
+        let config = self.shared.authorizer.config();
         if kind == DownstreamReviewKind::Token {
             // An unknown token may become valid a moment later, so the result is not reused.
             let is_known = TokenReviewResult::parse(response).is_some_and(|result| result.user.is_some());
@@ -205,9 +194,10 @@ impl DownstreamReviewHandler {
 
     /// Returns the last change of permissions, or `None` if changes are not observed.
     fn last_change(&self) -> Option<LastPermissionChange> {
-        let recheck = self.authorizer.config().recheck;
-        let at = self.authorizer.policy_unchanged_since()?;
-        Some(LastPermissionChange { seen_at: at + self.lag_max, settled_at: at + recheck.max(self.lag_max) })
+        let recheck = self.shared.authorizer.config().recheck;
+        let at = self.shared.authorizer.policy_unchanged_since()?;
+        let lag_max = self.shared.config.get().lag_max;
+        Some(LastPermissionChange { seen_at: at + lag_max, settled_at: at + recheck.max(lag_max) })
     }
 }
 
@@ -234,20 +224,8 @@ pub(crate) fn health<B>(
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(TEXT));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     put_served(headers, None);
-    response.extensions_mut().insert(ServedLocally { is_from_cache: true, ..ServedLocally::default() });
+    response.extensions_mut().insert(ServedLocally::from_cache(false));
     Some(response)
-}
-
-impl LastPermissionChange {
-    /// Whether responses to reviews of a kind must certainly reflect the change.
-    fn is_settled(self, kind: DownstreamReviewKind, now: Instant) -> bool {
-        kind == DownstreamReviewKind::Lease && now >= self.settled_at
-    }
-
-    /// Returns the time before which no response may have been requested.
-    fn requested_at_min(self, kind: DownstreamReviewKind, now: Instant) -> Instant {
-        if self.is_settled(kind, now) { self.settled_at } else { self.seen_at }
-    }
 }
 
 impl DownstreamReviewKind {
@@ -275,10 +253,10 @@ impl DownstreamReviewKind {
         match change {
             _ if self == Self::Token => age < cached.ttl,
             None => false,
-            Some(change) => {
-                let ttl = if change.is_settled(self, now) { cached.lease_ttl } else { cached.ttl };
-                age < ttl && last.requested_at >= change.requested_at_min(self, now)
+            Some(LastPermissionChange { settled_at, .. }) if self == Self::Lease && now >= settled_at => {
+                age < cached.lease_ttl && last.requested_at >= settled_at
             }
+            Some(LastPermissionChange { seen_at, .. }) => age < cached.ttl && last.requested_at >= seen_at,
         }
     }
 }

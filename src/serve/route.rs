@@ -28,70 +28,72 @@ pub(crate) enum ReadRoute {
     Watch(RoutedWatch),
 }
 
-/// The reason that a request is forwarded to upstream. Every variant is a metric label.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum ForwardReason {
-    /// The request is not for a resource: health, OpenAPI, and discovery that is not cached or not allowed.
-    NonResource,
-    /// The request is not a read.
-    Verb,
-    /// The request is for a subresource: `log`, `exec`, `status`, `scale`, …
-    Subresource,
-    /// The URL is written in a way that only upstream should interpret.
-    AmbiguousUrl,
-    /// The caller impersonates another user. Upstream decides whether the caller may, and what that user may read.
-    Impersonation,
-    /// The caller has no credential, and so only the permissions of anonymous users.
-    Anonymous,
-    /// The caller's permission is not for the collection that would be read.
-    PermissionMismatch,
-    /// Discovery does not know the resource. Upstream answers with 404 (R-PATH-5).
-    Unknown,
-    /// Another server behind the aggregation layer serves the resource.
-    Aggregated,
-    /// The resource cannot be watched, so it cannot be cached. Upstream refuses a watch with 405 (R-METHOD-3).
-    NotWatchable,
-    /// The client requests YAML, CBOR or indented JSON.
-    Representation,
-    /// The client requests a Table with current cells, which upstream prints per request.
-    Table,
-    /// The request is a Table watch, or a short watch, that starts before the cached history.
-    TooOld,
-    /// The cached objects cannot be converted to the representation.
-    NotDerivable,
-    /// Upstream refuses the query, or the proxy cannot tell that it does not.
-    Invalid,
-    /// No encoding is acceptable to the client, and upstream must write the error.
-    NotAcceptable,
-    /// The request has a parameter that changes the response and that the proxy does not interpret.
-    UnsupportedParameter,
-    /// The client requests the most recent state of one object. To prove that the cached one is current would cost
-    /// upstream as much.
-    ConsistentGet,
-    /// The client requests the exact state at a version that is not cached.
-    ExactVersion,
-    /// The request has a continue token of a list that is not cached.
-    Continue,
-    /// No running feed can answer this read of one object.
-    NotCached,
-    /// The feed was not ready in time.
-    Syncing,
-    /// The proxy's identity may not list the resource.
-    Forbidden,
-    /// The resource is not among those that the configuration caches.
-    NotInResources,
-    /// The resource is of a sensitive kind, which is not cached.
-    Sensitive,
-    /// The client requests more of the resource than is cached.
-    OutOfScope,
-    /// The feed cannot run: upstream does not serve the encoding, or its data cannot be decoded.
-    Unavailable,
-    /// The feed does not fit into the memory budget for feeds.
-    OverBudget,
-    /// The freshness proof was not obtained in time.
-    NoProof,
-    /// The selector costs more than the proxy spends on one request, or on one event of a watch.
-    ExpensiveSelector,
+base::labelled_enum! {
+    /// The reason that a request is forwarded to upstream. Every variant is a metric label.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub(crate) enum ForwardReason {
+        /// The request is not for a resource: health, OpenAPI, and discovery that is not cached or not allowed.
+        NonResource = "non_resource",
+        /// The request is not a read.
+        Verb = "verb",
+        /// The request is for a subresource: `log`, `exec`, `status`, `scale`, …
+        Subresource = "subresource",
+        /// The URL is written in a way that only upstream should interpret.
+        AmbiguousUrl = "ambiguous_url",
+        /// The caller impersonates another user. Upstream decides whether the caller may, and what that user may read.
+        Impersonation = "impersonation",
+        /// The caller has no credential, and so only the permissions of anonymous users.
+        Anonymous = "anonymous",
+        /// The caller's permission is not for the collection that would be read.
+        PermissionMismatch = "permission_mismatch",
+        /// Discovery does not know the resource. Upstream answers with 404 (R-PATH-5).
+        Unknown = "unknown_resource",
+        /// Another server behind the aggregation layer serves the resource.
+        Aggregated = "aggregated",
+        /// The resource cannot be watched, so it cannot be cached. Upstream refuses a watch with 405 (R-METHOD-3).
+        NotWatchable = "not_watchable",
+        /// The client requests YAML, CBOR or indented JSON.
+        Representation = "representation",
+        /// The client requests a Table with current cells, which upstream prints per request.
+        Table = "table",
+        /// The request is a Table watch, or a short watch, that starts before the cached history.
+        TooOld = "too_old",
+        /// The cached objects cannot be converted to the representation.
+        NotDerivable = "not_derivable",
+        /// Upstream refuses the query, or the proxy cannot tell that it does not.
+        Invalid = "invalid",
+        /// No encoding is acceptable to the client, and upstream must write the error.
+        NotAcceptable = "not_acceptable",
+        /// The request has a parameter that changes the response and that the proxy does not interpret.
+        UnsupportedParameter = "unsupported_parameter",
+        /// The client requests the most recent state of one object. To prove that the cached one is current would cost
+        /// upstream as much.
+        ConsistentGet = "consistent_get",
+        /// The client requests the exact state at a version that is not cached.
+        ExactVersion = "exact_version",
+        /// The request has a continue token of a list that is not cached.
+        Continue = "continue",
+        /// No running feed can answer this read of one object.
+        NotCached = "not_cached",
+        /// The feed was not ready in time.
+        Syncing = "syncing",
+        /// The proxy's identity may not list the resource.
+        Forbidden = "forbidden",
+        /// The resource is not among those that the configuration caches.
+        NotInResources = "not_in_resources",
+        /// The resource is of a sensitive kind, which is not cached.
+        Sensitive = "sensitive",
+        /// The client requests more of the resource than is cached.
+        OutOfScope = "out_of_scope",
+        /// The feed cannot run: upstream does not serve the encoding, or its data cannot be decoded.
+        Unavailable = "unavailable",
+        /// The feed does not fit into the memory budget for feeds.
+        OverBudget = "over_budget",
+        /// The freshness proof was not obtained in time.
+        NoProof = "no_proof",
+        /// The selector costs more than the proxy spends on one request, or on one event of a watch.
+        ExpensiveSelector = "expensive_selector",
+    }
 }
 
 /// A GET of one object, as read from its request.
@@ -383,43 +385,6 @@ impl From<NotCoveredReason> for ForwardReason {
         match reason {
             NotCoveredReason::NotConfigured => Self::NotInResources,
             NotCoveredReason::Sensitive => Self::Sensitive,
-        }
-    }
-}
-
-impl ForwardReason {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::NonResource => "non_resource",
-            Self::Verb => "verb",
-            Self::Subresource => "subresource",
-            Self::AmbiguousUrl => "ambiguous_url",
-            Self::Impersonation => "impersonation",
-            Self::Anonymous => "anonymous",
-            Self::PermissionMismatch => "permission_mismatch",
-            Self::Unknown => "unknown_resource",
-            Self::Aggregated => "aggregated",
-            Self::NotWatchable => "not_watchable",
-            Self::Representation => "representation",
-            Self::Table => "table",
-            Self::TooOld => "too_old",
-            Self::NotDerivable => "not_derivable",
-            Self::Invalid => "invalid",
-            Self::NotAcceptable => "not_acceptable",
-            Self::UnsupportedParameter => "unsupported_parameter",
-            Self::ConsistentGet => "consistent_get",
-            Self::ExactVersion => "exact_version",
-            Self::Continue => "continue",
-            Self::NotCached => "not_cached",
-            Self::Syncing => "syncing",
-            Self::Forbidden => "forbidden",
-            Self::NotInResources => "not_in_resources",
-            Self::Sensitive => "sensitive",
-            Self::OutOfScope => "out_of_scope",
-            Self::Unavailable => "unavailable",
-            Self::OverBudget => "over_budget",
-            Self::NoProof => "no_proof",
-            Self::ExpensiveSelector => "expensive_selector",
         }
     }
 }

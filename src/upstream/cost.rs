@@ -3,73 +3,66 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kubeapi::Gvr;
 
-/// The purpose of an upstream request. Every request names its cause.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UpstreamRequestCause {
-    /// Requests that load the state of a feed, in pages or streamed.
-    List,
-    /// Watches the objects of a feed.
-    Watch,
-    /// Proves that a feed is current: a position, versions, recent events.
-    Proof,
-    /// Reads past changes: of a gap in the stream, or from before a feed's first list.
-    Past,
-    /// Requests that compare converted objects with upstream's encoding.
-    Comparison,
-    /// Compares the contents of a feed with upstream.
-    SelfCheck,
-    /// Discovers the resources and the release of upstream.
-    Discovery,
-    /// Reads the definitions of custom resources and `APIServices`, by feeds or lists.
-    Definitions,
-    /// Follows RBAC roles and bindings.
-    Rbac,
-    /// Checks the permissions of a user for a request (`SubjectAccessReview`).
-    AccessReview,
-    /// Checks whether an open watch may continue (`SubjectAccessReview`).
-    LeaseReview,
-    /// Compares an access decision of this proxy with upstream's (`SubjectAccessReview`, lists of RBAC objects).
-    DecisionCheck,
-    /// Authenticates a token (`TokenReview`).
-    TokenReview,
-    /// Reads what verifies tokens: the cluster's keys, and the metadata of objects that tokens are bound to.
-    Identity,
-    /// Finds the proxy's own identity (`SelfSubjectReview`) and permissions (`SelfSubjectAccessReview`).
-    SelfReview,
-    /// Checks whether one of several servers is ready, when another may have failed.
-    Readiness,
-    /// Callers' requests that are forwarded.
-    Forwarded,
+base::labelled_enum! {
+    /// The purpose of an upstream request. Every request names its cause.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum UpstreamRequestCause {
+        /// Requests that load the state of a feed, in pages or streamed.
+        List = "list",
+        /// Watches the objects of a feed.
+        Watch = "watch",
+        /// Proves that a feed is current: a position, versions, recent events.
+        Proof = "proof",
+        /// Reads past changes: of a gap in the stream, or from before a feed's first list.
+        Past = "history",
+        /// Requests that compare converted objects with upstream's encoding.
+        Comparison = "representation_check",
+        /// Compares the contents of a feed with upstream.
+        SelfCheck = "self_check",
+        /// Discovers the resources and the release of upstream.
+        Discovery = "discovery",
+        /// Reads the definitions of custom resources and `APIServices`, by feeds or lists.
+        Definitions = "definitions",
+        /// Follows RBAC roles and bindings.
+        Rbac = "rbac",
+        /// Checks the permissions of a user for a request (`SubjectAccessReview`).
+        AccessReview = "access_review",
+        /// Checks whether an open watch may continue (`SubjectAccessReview`).
+        LeaseReview = "lease_review",
+        /// Compares an access decision of this proxy with upstream's (`SubjectAccessReview`, lists of RBAC objects).
+        DecisionCheck = "decision_check",
+        /// Authenticates a token (`TokenReview`).
+        TokenReview = "token_review",
+        /// Reads what verifies tokens: the cluster's keys, and the metadata of objects that tokens are bound to.
+        Identity = "identity",
+        /// Finds the proxy's own identity (`SelfSubjectReview`) and permissions (`SelfSubjectAccessReview`).
+        SelfReview = "self_review",
+        /// Checks whether one of several servers is ready, when another may have failed.
+        Readiness = "readiness",
+        /// Callers' requests that are forwarded.
+        Forwarded = "forwarded",
+    }
 }
 
 /// The cost of requests with one cause since the process started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct UpstreamCost {
+pub struct UpstreamCost<N = u64> {
     /// The number of requests that were sent, with or without a response.
-    pub requests: u64,
+    pub requests: N,
     /// The number of opened streams: watches, followed logs, tunnels.
-    pub streams_opened: u64,
-    pub streams_open: u64,
+    pub streams_opened: N,
+    pub streams_open: N,
     /// The number of bytes of response bodies as received: compressed if upstream compresses. Headers, HTTP framing,
     /// TLS and tunnelled bytes are not included.
-    pub body_bytes: u64,
+    pub body_bytes: N,
     /// The number of reviews that this proxy answered without a request.
-    pub answered_here: u64,
+    pub answered_here: N,
 }
 
 /// Counts the cost of requests for upstream. Clones share the counters.
 #[derive(Debug, Clone, Default)]
 pub struct UpstreamCostTotals {
-    accounts: Arc<[UpstreamCauseTotals; CAUSES.len()]>,
-}
-
-#[derive(Debug, Default)]
-struct UpstreamCauseTotals {
-    requests: AtomicU64,
-    streams_opened: AtomicU64,
-    streams_open: AtomicU64,
-    body_bytes: AtomicU64,
-    answered_here: AtomicU64,
+    accounts: Arc<[UpstreamCost<AtomicU64>; UpstreamRequestCause::ALL.len()]>,
 }
 
 /// Counts one request and its response. If the response is a stream, it counts as open until the counter is dropped.
@@ -81,32 +74,7 @@ pub(super) struct UpstreamCostCounter {
     is_open: bool,
 }
 
-/// Every cause, in the order of their definition, with its name in metrics.
-const CAUSES: [(UpstreamRequestCause, &str); 17] = [
-    (UpstreamRequestCause::List, "list"),
-    (UpstreamRequestCause::Watch, "watch"),
-    (UpstreamRequestCause::Proof, "proof"),
-    (UpstreamRequestCause::Past, "history"),
-    (UpstreamRequestCause::Comparison, "representation_check"),
-    (UpstreamRequestCause::SelfCheck, "self_check"),
-    (UpstreamRequestCause::Discovery, "discovery"),
-    (UpstreamRequestCause::Definitions, "definitions"),
-    (UpstreamRequestCause::Rbac, "rbac"),
-    (UpstreamRequestCause::AccessReview, "access_review"),
-    (UpstreamRequestCause::LeaseReview, "lease_review"),
-    (UpstreamRequestCause::DecisionCheck, "decision_check"),
-    (UpstreamRequestCause::TokenReview, "token_review"),
-    (UpstreamRequestCause::Identity, "identity"),
-    (UpstreamRequestCause::SelfReview, "self_review"),
-    (UpstreamRequestCause::Readiness, "readiness"),
-    (UpstreamRequestCause::Forwarded, "forwarded"),
-];
-
 impl UpstreamRequestCause {
-    pub fn as_str(self) -> &'static str {
-        CAUSES[self as usize].1
-    }
-
     /// Returns the cause for a feed of a resource. Lists and watches of resources that the proxy itself uses have
     /// separate causes.
     #[must_use]
@@ -129,8 +97,8 @@ impl UpstreamCostTotals {
     /// Iterates over every cause with its cost.
     pub fn all(&self) -> impl Iterator<Item = (UpstreamRequestCause, UpstreamCost)> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        CAUSES.into_iter().map(move |(cause, _)| {
-            let UpstreamCauseTotals { requests, streams_opened, streams_open, body_bytes, answered_here } =
+        UpstreamRequestCause::ALL.into_iter().map(move |cause| {
+            let UpstreamCost { requests, streams_opened, streams_open, body_bytes, answered_here } =
                 self.account(cause);
             let (requests, body_bytes, answered_here) = (read(requests), read(body_bytes), read(answered_here));
             let (streams_opened, streams_open) = (read(streams_opened), read(streams_open));
@@ -147,7 +115,7 @@ impl UpstreamCostTotals {
         UpstreamCostCounter { costs: self.clone(), cause, is_stream, is_open: false }
     }
 
-    fn account(&self, cause: UpstreamRequestCause) -> &UpstreamCauseTotals {
+    fn account(&self, cause: UpstreamRequestCause) -> &UpstreamCost<AtomicU64> {
         &self.accounts[cause as usize]
     }
 }
@@ -181,7 +149,7 @@ impl UpstreamCostCounter {
         self.cause = self.cause.of_stream();
     }
 
-    fn account_of_stream(&self) -> &UpstreamCauseTotals {
+    fn account_of_stream(&self) -> &UpstreamCost<AtomicU64> {
         self.costs.account(self.cause.of_stream())
     }
 }
@@ -205,14 +173,15 @@ mod tests {
     #[test]
     fn each_cost_cause_has_own_counter_and_label() {
         let costs = UpstreamCostTotals::default();
-        for (n, (cause, _)) in CAUSES.into_iter().enumerate() {
+        for (n, cause) in UpstreamRequestCause::ALL.into_iter().enumerate() {
             let counter = costs.counter(cause, false);
             (0..=n).for_each(|_| counter.sent());
         }
         let counted: Vec<_> = costs.all().map(|(_, cost)| cost.requests).collect();
-        assert_eq!(counted, (1..=CAUSES.len() as u64).collect::<Vec<_>>());
-        let names: std::collections::BTreeSet<_> = CAUSES.into_iter().map(|(cause, _)| cause.as_str()).collect();
-        assert_eq!(names.len(), CAUSES.len());
+        assert_eq!(counted, (1..=UpstreamRequestCause::ALL.len() as u64).collect::<Vec<_>>());
+        let names: std::collections::BTreeSet<_> =
+            UpstreamRequestCause::ALL.into_iter().map(UpstreamRequestCause::as_str).collect();
+        assert_eq!(names.len(), UpstreamRequestCause::ALL.len());
     }
 
     #[test]

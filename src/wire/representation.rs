@@ -2,15 +2,17 @@ use std::fmt;
 
 use kubeapi::MetaApiVersion;
 
-/// The encoding in which a feed is fetched and served verbatim.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum FeedEncoding {
-    /// JSON as Go's `encoding/json` writes it, compact.
-    Json,
-    /// Protobuf, for built-in kinds only: custom resources have no protobuf encoding.
-    Protobuf,
-    /// Table rows as printed by upstream, each with its whole object, in JSON.
-    Table,
+base::labelled_enum! {
+    /// The encoding in which a feed is fetched and served verbatim.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+    pub enum FeedEncoding {
+        /// JSON as Go's `encoding/json` writes it, compact.
+        Json = "json",
+        /// Protobuf, for built-in kinds only: custom resources have no protobuf encoding.
+        Protobuf = "protobuf",
+        /// Table rows as printed by upstream, each with its whole object, in JSON.
+        Table = "table",
+    }
 }
 
 /// The apiserver's layout of one resource's JSON. Protobuf has one layout and ignores it.
@@ -29,15 +31,6 @@ impl FeedEncoding {
         match self {
             Self::Json | Self::Table => Self::Json,
             Self::Protobuf => Self::Protobuf,
-        }
-    }
-
-    /// Returns `json`, `protobuf` or `table`, for logs, metric labels and configuration.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Json => "json",
-            Self::Protobuf => "protobuf",
-            Self::Table => "table",
         }
     }
 
@@ -91,12 +84,14 @@ pub enum Representation {
     Table(IncludeObjectPolicy),
 }
 
-/// The part of its object that a row of a Table contains, as a request chooses with `includeObject`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum IncludeObjectPolicy {
-    None,
-    Metadata,
-    Object,
+base::labelled_enum! {
+    /// The part of its object that a row of a Table contains, as a request chooses with `includeObject`.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+    pub enum IncludeObjectPolicy {
+        None = "None",
+        Metadata = "Metadata",
+        Object = "Object",
+    }
 }
 
 impl Representation {
@@ -220,14 +215,6 @@ impl IncludeObjectPolicy {
             "" | "Metadata" => Some(Self::Metadata),
             "Object" => Some(Self::Object),
             _ => None,
-        }
-    }
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "None",
-            Self::Metadata => "Metadata",
-            Self::Object => "Object",
         }
     }
 }

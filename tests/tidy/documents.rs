@@ -57,7 +57,7 @@ fn reason_labels_are_documented() {
     for (file, of) in [
         ("src/serve/activity.rs", "WatchEndReason"),
         ("src/reflect/metrics.rs", "FeedRequestPurpose"),
-        ("src/reflect/failure.rs", "ReflectorFailureKind"),
+        ("src/reflect/failure.rs", "ReflectorStepError"),
     ] {
         let labels = labels(file, of);
         assert!(!labels.is_empty(), "the labels of {of} were not found");
@@ -66,11 +66,12 @@ fn reason_labels_are_documented() {
     }
 }
 
-/// Label values of an enum: the literals of its `impl` block, which contains `as_str`.
+/// Label values of an enum: the literals of its `impl` block, which contains `as_str`, or else of its definition.
 fn labels(file: &str, of: &str) -> Names {
     let source = Source::parse(file, &files::text(file));
-    let literals = source.block(&["impl", of]).iter().filter(|token| token.kind == Kind::Text);
-    literals.map(|token| token.text.clone()).collect()
+    let literals = |item| source.block(&[item, of]).iter().filter(|token| token.kind == Kind::Text);
+    let item = if literals("impl").next().is_some() { "impl" } else { "enum" };
+    literals(item).map(|token| token.text.clone()).collect()
 }
 
 #[test]

@@ -29,11 +29,15 @@ impl BackoffBounds {
     /// more often.
     pub const REFUSED: Self = Self { first: Duration::from_secs(30), longest: Duration::from_secs(60 * 60) };
 
+    /// Returns the delay after `times` failures in a row without jitter. It doubles with each failure.
+    pub fn doubled(self, times: u32) -> Duration {
+        self.first.saturating_mul(1 << times.saturating_sub(1).min(31)).min(self.longest)
+    }
+
     /// Returns the delay after `times` failures in a row. Delays after the first are up to a fifth shorter, so that
     /// thousands of processes that started together do not retry at the same time.
     pub fn after(self, times: u32) -> Duration {
-        let doublings = times.saturating_sub(1).min(31);
-        let wait = self.first.saturating_mul(1 << doublings).min(self.longest);
+        let wait = self.doubled(times);
         if times <= 1 { wait } else { wait.mul_f64(1.0 - random::f64() / 5.0) }
     }
 }

@@ -14,6 +14,7 @@ mod core_runtimes;
 mod descriptors;
 mod drain;
 mod keyed_semaphores;
+mod labels;
 mod log_limit;
 mod metrics;
 mod page;

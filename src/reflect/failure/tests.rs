@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::upstream::UnsendableRequest;
-use crate::wire::FeedEncoding;
+use crate::wire::{DeltaError, FeedEncoding};
 use kubeapi::{EventType, ObjectKey, ResourceVersion, Status};
 
 fn refused(code: i32) -> UpstreamError {
@@ -68,60 +68,39 @@ fn untrusted() -> std::io::Error {
 
 #[tokio::test]
 async fn each_error_maps_to_one_failure_kind() {
-    use ReflectorFailureKind as Kind;
-    for (error, expected) in [
-        (UpstreamError::Unreachable("connection refused".into()), Kind::Unreachable),
-        (UpstreamError::Unreachable(untrusted().into()), Kind::Untrusted),
-        (UpstreamError::ConnectionLost(UpstreamError::broken_off().await), Kind::ConnectionLost),
-        (UpstreamError::Timeout(Duration::from_secs(1)), Kind::Timeout),
-        (UpstreamError::Credentials("expired".to_owned()), Kind::Credentials),
-        (refused(503), Kind::Refused),
-        (UpstreamError::Unsendable(UnsendableRequest::Nested), Kind::Refused),
-        (UpstreamError::OverBudget, Kind::OverBudget),
-        (UpstreamError::TooLarge(1), Kind::Unreadable),
-        (UpstreamError::Wire(WireError::Truncated), Kind::Unreadable),
-        (UpstreamError::Wire(WireError::Delta(DeltaError::WrongDigest)), Kind::Delta(DeltaError::WrongDigest)),
-        (other_representation(), Kind::Unreadable),
-        (UpstreamError::NotInitial(EventType::Deleted), Kind::Unreadable),
-        (UpstreamError::EndlessPages, Kind::Unreadable),
-        (UpstreamError::InvalidRequest("no path".to_owned()), Kind::Unreadable),
-        (UpstreamError::OtherDocument("/version".to_owned()), Kind::Unreadable),
-        (UpstreamError::HiddenDefinitions, Kind::Unreadable),
+    for (error, label, is_connection) in [
+        (UpstreamError::Unreachable("connection refused".into()), "unreachable", true),
+        (UpstreamError::Unreachable(untrusted().into()), "untrusted", true),
+        (UpstreamError::ConnectionLost(UpstreamError::broken_off().await), "connection_lost", true),
+        (UpstreamError::Timeout(Duration::from_secs(1)), "timeout", true),
+        (UpstreamError::Credentials("expired".to_owned()), "credentials", false),
+        (refused(503), "refused", false),
+        (UpstreamError::Unsendable(UnsendableRequest::Nested), "refused", false),
+        (UpstreamError::OverBudget, "over_budget", false),
+        (UpstreamError::TooLarge(1), "unreadable", false),
+        (UpstreamError::Wire(WireError::Truncated), "unreadable", false),
+        (UpstreamError::Wire(WireError::Delta(DeltaError::WrongDigest)), "delta_wrong_digest", true),
+        (other_representation(), "unreadable", false),
+        (UpstreamError::NotInitial(EventType::Deleted), "unreadable", false),
+        (UpstreamError::EndlessPages, "unreadable", false),
+        (UpstreamError::InvalidRequest("no path".to_owned()), "unreadable", false),
+        (UpstreamError::OtherDocument("/version".to_owned()), "unreadable", false),
+        (UpstreamError::HiddenDefinitions, "unreadable", false),
     ] {
-        let reported = error.to_string();
-        assert_eq!(ReflectorStepError::Stream(WatchStreamEnd::Failed(error)).kind(), expected, "{reported}");
+        let failure = ReflectorStepError::Stream(WatchStreamEnd::Failed(error));
+        assert_eq!((failure.as_str(), failure.is_connection()), (label, is_connection), "{failure}");
+        assert_eq!(failure.is_unreadable(), label == "unreadable");
     }
     let (key, rv) = (ObjectKey::new("t1", "a"), ResourceVersion(1));
     let out_of_order = crate::cache::OutOfOrderChange { key, rv, progress: rv };
-    for (failure, expected) in [
-        (ReflectorStepError::FeedTerminated(FeedEndReason::Gone), Kind::FeedTerminated),
-        (ReflectorStepError::Stream(WatchStreamEnd::Closed), Kind::ClosedAtOnce),
-        (ReflectorStepError::Stream(WatchStreamEnd::IdleTimeout), Kind::IdleTimeout),
-        (ReflectorStepError::OutOfOrder(out_of_order), Kind::OutOfOrder),
-        (ReflectorStepError::Upstream(refused(500)), Kind::Refused),
+    for (failure, label, is_connection) in [
+        (ReflectorStepError::FeedTerminated(FeedEndReason::Gone), "feed_terminated", false),
+        (ReflectorStepError::Stream(WatchStreamEnd::Closed), "closed_at_once", true),
+        (ReflectorStepError::Stream(WatchStreamEnd::IdleTimeout), "idle_timeout", true),
+        (ReflectorStepError::OutOfOrder(out_of_order), "out_of_order", false),
+        (ReflectorStepError::Upstream(refused(500)), "refused", false),
     ] {
-        assert_eq!(failure.kind(), expected, "{failure}");
-    }
-}
-
-#[test]
-fn failure_kinds_have_stable_labels_and_connection_flag() {
-    use ReflectorFailureKind as Kind;
-    for (kind, is_connection, label) in [
-        (Kind::FeedTerminated, false, "feed_terminated"),
-        (Kind::ClosedAtOnce, true, "closed_at_once"),
-        (Kind::IdleTimeout, true, "idle_timeout"),
-        (Kind::OutOfOrder, false, "out_of_order"),
-        (Kind::Unreachable, true, "unreachable"),
-        (Kind::Untrusted, true, "untrusted"),
-        (Kind::ConnectionLost, true, "connection_lost"),
-        (Kind::Timeout, true, "timeout"),
-        (Kind::Credentials, false, "credentials"),
-        (Kind::Refused, false, "refused"),
-        (Kind::OverBudget, false, "over_budget"),
-        (Kind::Unreadable, false, "unreadable"),
-    ] {
-        assert_eq!((kind.is_connection(), kind.as_str()), (is_connection, label));
+        assert_eq!((failure.as_str(), failure.is_connection()), (label, is_connection), "{failure}");
     }
 }
 

@@ -3,11 +3,11 @@
 use tokio::time::Instant;
 
 use super::{HistoryStart, Reflector, ReflectorState, ended};
-use crate::cache::{FeedSnapshot, FeedState};
+use crate::cache::{FeedSnapshot, FeedState, ObjectChange};
 use crate::reflect::continuity::{HistoryComparison, compare, object_versions};
 use crate::reflect::failure::{ReflectorStepError, classify};
 use crate::reflect::gap::RelistPlan;
-use crate::reflect::gap_recovery::{self, GapRecoveryResult, PastObjectReader};
+use crate::reflect::gap_recovery::{self, GapRecoveryError, PastObjectReader};
 use crate::reflect::initial_state::{FeedInitialState, RequestedListVersion};
 use crate::reflect::metrics::FeedRequestPurpose;
 use crate::reflect::reflector_findings::ObjectDivergence;
@@ -65,15 +65,24 @@ impl Reflector {
             Some(exact) => lister.list(exact).await.map_err(classify)?,
             None => lister.current_and_watch().await.map_err(ended)?,
         };
-        let recovered = self.recover(at, &initial.snapshot, window.is_some()).await?;
-        if matches!(recovered, GapRecoveryResult::OtherHistory) {
-            self.relists.listed(Instant::now());
-            self.discard_rolled_back(at, "a list cannot follow from earlier events");
-            return Ok(self.begin(HistoryStart::Current, initial, requested_at));
-        }
+        let recovered = match self.recover(at, &initial.snapshot, window.is_some()).await {
+            Ok(changes) => Some(changes),
+            Err(GapRecoveryError::Unknown) => None,
+            Err(GapRecoveryError::OtherHistory) => {
+                self.relists.listed(Instant::now());
+                self.discard_rolled_back(at, "a list cannot follow from earlier events");
+                return Ok(self.begin(HistoryStart::Current, initial, requested_at));
+            }
+            Err(GapRecoveryError::Upstream(error)) => return Err(error.into()),
+        };
         let until = initial.snapshot.rv;
         self.upstream.body_encoders.will_list_from(&initial.servers);
-        let mended = self.apply_recovered(recovered, until)?;
+        let mended = recovered.is_some();
+        if let Some(changes) = recovered {
+            self.writer.apply(changes)?;
+            // Has readers send a bookmark, because upstream's next one may be a minute away.
+            self.writer.advance(until, true);
+        }
         self.upstream.gap(if mended { "mended" } else { "new_history" });
         let (feed, took) = (&self.upstream.feed.spec.key, requested_at.elapsed());
         tracing::info!(%feed, from_rv = %at, rv = %until, history_kept = mended, ?took, "feed relisted");
@@ -95,46 +104,32 @@ impl Reflector {
         at: ResourceVersion,
         list: &FeedSnapshot,
         exact: bool,
-    ) -> Result<GapRecoveryResult, ReflectorStepError> {
+    ) -> Result<Vec<ObjectChange>, GapRecoveryError> {
         let known = self.upstream.feed.reader.snapshot();
         if list.rv < at
             || compare(object_versions(&known), known.rv, object_versions(list), list.rv) == HistoryComparison::Other
         {
-            return Ok(GapRecoveryResult::OtherHistory);
+            return Err(GapRecoveryError::OtherHistory);
         }
         let differences = gap_recovery::differences(&known, list);
         // If the list has our own version, nothing can have changed, whatever the age of the gap.
         let is_recoverable = list.rv == at || self.is_recoverable();
         if !is_recoverable || (!exact && !differences.is_empty()) {
-            return Ok(GapRecoveryResult::Unknown);
+            return Err(GapRecoveryError::Unknown);
         }
         differences.iter().for_each(|_| self.upstream.count_request(FeedRequestPurpose::PastObject));
         let historian =
             PastObjectReader { lister: self.upstream.lister(FeedRequestPurpose::PastObject), from: known.rv };
         match historian.recover(&differences, list.rv).await {
-            Ok(recovered) => Ok(recovered),
-            // Upstream is unreachable or overloaded. The recovery is retried as long as the gap is young enough.
-            Err(error) if error.is_transient() => Err(error.into()),
-            // The history was compacted or cannot be read in this way, so the changes cannot be proven.
-            Err(error) => {
+            // The history was compacted or cannot be read in this way, so the changes cannot be proven. If upstream is
+            // only unreachable or overloaded, the recovery is retried as long as the gap is young enough.
+            Err(GapRecoveryError::Upstream(error)) if !error.is_transient() => {
                 let feed = &self.upstream.feed.spec.key;
                 tracing::info!(%feed, %error, "cannot recover the missed events; starting a new history");
-                Ok(GapRecoveryResult::Unknown)
+                Err(GapRecoveryError::Unknown)
             }
+            recovered => recovered,
         }
-    }
-
-    /// Applies the recovered changes up to `until`, and has readers send a bookmark, because upstream's next one may be
-    /// a minute away. Returns whether the gap is mended.
-    fn apply_recovered(
-        &mut self,
-        recovered: GapRecoveryResult,
-        until: ResourceVersion,
-    ) -> Result<bool, ReflectorStepError> {
-        let GapRecoveryResult::Changes(changes) = recovered else { return Ok(false) };
-        self.writer.apply(changes)?;
-        self.writer.advance(until, true);
-        Ok(true)
     }
 
     /// Discards the feed's history because upstream's storage went back: the cached changes have not happened. After

@@ -49,17 +49,19 @@ pub(super) fn conflicting_keys(
     found
 }
 
-/// The difference of one object at one version of the collection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ObjectDiscrepancy {
-    /// Upstream has the object, and the feed does not.
-    Missing,
-    /// The feed has the object, and upstream no longer does.
-    Deleted,
-    /// Upstream has another version of the object.
-    Version,
-    /// Upstream has other bytes for the same version of the object.
-    Bytes,
+base::labelled_enum! {
+    /// The difference of one object at one version of the collection.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub(super) enum ObjectDiscrepancy {
+        /// Upstream has the object, and the feed does not.
+        Missing = "missing in the cache",
+        /// The feed has the object, and upstream no longer does.
+        Deleted = "deleted upstream",
+        /// Upstream has another version of the object.
+        Version = "another resourceVersion upstream",
+        /// Upstream has other bytes for the same version of the object.
+        Bytes = "another content upstream",
+    }
 }
 
 impl ObjectDiscrepancy {
@@ -75,15 +77,6 @@ impl ObjectDiscrepancy {
             (Some(_), None) => Some(Self::Deleted),
             (Some(cached), Some(upstream)) if cached.rv != upstream.rv => Some(Self::Version),
             (Some(cached), Some(upstream)) => (alike && cached.body() != upstream.body()).then_some(Self::Bytes),
-        }
-    }
-
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Missing => "missing in the cache",
-            Self::Deleted => "deleted upstream",
-            Self::Version => "another resourceVersion upstream",
-            Self::Bytes => "another content upstream",
         }
     }
 }

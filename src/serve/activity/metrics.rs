@@ -1,7 +1,6 @@
 //! The metrics of serving.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -31,6 +30,7 @@ struct WatchMetricLabels {
     protocol: WatchTransport,
 }
 
+#[derive(Debug)]
 struct WatchMetricHandles {
     resource: String,
     labels: Vec<Label>,
@@ -45,10 +45,11 @@ pub(crate) struct WatchMetrics {
     handles: Arc<WatchMetricHandles>,
     opened: Instant,
     /// The entry of the watch on the debug pages.
-    active_watch: Option<ActiveWatchGuard>,
+    active_watch: ActiveWatchGuard,
 }
 
 /// The counters of the bytes of compressed watches.
+#[derive(Debug)]
 pub(crate) struct GzipWatchBytes {
     /// The bytes of frames before compression.
     pub(crate) before: Counter,
@@ -63,7 +64,7 @@ impl WatchMetricsRegistry {
         key: &FeedKey,
         representation: Representation,
         protocol: WatchTransport,
-        active_watch: Option<ActiveWatchGuard>,
+        active_watch: ActiveWatchGuard,
     ) -> WatchMetrics {
         let kind = WatchMetricLabels { gvr: key.gvr.clone(), representation, protocol };
         let handles =
@@ -91,18 +92,6 @@ impl WatchMetricHandles {
     }
 }
 
-impl fmt::Debug for WatchMetricHandles {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WatchMetricHandles").field("resource", &self.resource).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for GzipWatchBytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GzipWatchBytes").finish_non_exhaustive()
-    }
-}
-
 impl WatchMetrics {
     /// Returns the counters for a watch that is compressed.
     pub(crate) fn gzip_bytes(&self) -> GzipWatchBytes {
@@ -118,16 +107,12 @@ impl WatchMetrics {
         let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
         self.handles.events.increment(frames as u64);
         self.handles.bytes.increment(bytes);
-        if let Some(active_watch) = &self.active_watch {
-            active_watch.sent(bytes);
-        }
+        self.active_watch.sent(bytes);
     }
 
     /// Records the last version sent, the position of the next event, and whether the watch is idle.
     pub(crate) fn reported(&self, rv: ResourceVersion, next: u64, is_parked: bool) {
-        if let Some(active_watch) = &self.active_watch {
-            active_watch.reported(rv.0, next, is_parked);
-        }
+        self.active_watch.reported(rv.0, next, is_parked);
     }
 
     /// Records that events were passed to the sink. The first of them was applied at `applied`.
@@ -140,9 +125,7 @@ impl WatchMetrics {
         let (resource, reason, lasted) = (&*self.handles.resource, end.as_str(), self.opened.elapsed());
         tracing::debug!(target: "access", resource, reason, ?lasted, "watch ended");
         self.handles.open.decrement(1.0);
-        if let Some(active_watch) = &self.active_watch {
-            active_watch.ended(reason);
-        }
+        self.active_watch.ended(reason);
         let mut labels = self.handles.labels.clone();
         labels.push(Label::new("reason", end.as_str()));
         counter!("kube_fanout_watches_ended_total", labels).increment(1);
@@ -180,20 +163,13 @@ pub(crate) fn forwarded(reason: ForwardReason) {
     counter!("kube_fanout_forwarded_total", "reason" => reason.as_str()).increment(1);
 }
 
-/// The origin of a response that callers share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SharedResponseOrigin {
-    Memory,
-    /// A request to upstream, which other callers may share.
-    Upstream,
-}
-
-impl SharedResponseOrigin {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Memory => "memory",
-            Self::Upstream => "upstream",
-        }
+base::labelled_enum! {
+    /// The origin of a response that callers share.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub(crate) enum SharedResponseOrigin {
+        Memory = "memory",
+        /// A request to upstream, which other callers may share.
+        Upstream = "upstream",
     }
 }
 
@@ -222,9 +198,9 @@ pub(crate) fn audit_failing(is_failing: bool) {
     gauge!("kube_fanout_audit_failing").set(if is_failing { 1.0 } else { 0.0 });
 }
 
-/// Counts GETs and LISTs that share an upstream response.
-pub(crate) fn coalesced(requests: usize) {
-    counter!("kube_fanout_coalesced_requests_total").increment(requests as u64);
+/// Counts a GET or LIST that may share an upstream response.
+pub(crate) fn coalesced() {
+    counter!("kube_fanout_coalesced_requests_total").increment(1);
 }
 
 /// Registers the descriptions of this module's metrics; docs/METRICS.md lists all metrics.

@@ -66,6 +66,13 @@ pub(super) const UNAUTHENTICATED_RECORD_BYTES_MAX: usize = 8 << 10;
 const DECISION: &str = "authorization.k8s.io/decision";
 const REASON: &str = "authorization.k8s.io/reason";
 
+impl ServedLocally {
+    /// Marks a response with cached data.
+    pub(crate) fn from_cache(is_watch: bool) -> Self {
+        Self { status: None, is_watch, is_from_cache: true }
+    }
+}
+
 impl AuditRecord {
     /// Creates the record of a request, or returns `None` if the log is off.
     pub(crate) fn new(

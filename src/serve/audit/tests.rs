@@ -54,7 +54,7 @@ fn next(lines: &mut tokio::sync::mpsc::Receiver<QueuedAuditRecord>) -> Option<(S
 }
 
 fn served() -> ServedLocally {
-    ServedLocally { is_from_cache: true, ..ServedLocally::default() }
+    ServedLocally::from_cache(false)
 }
 
 #[test]

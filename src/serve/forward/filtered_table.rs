@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::time::timeout;
 
-use super::coalesce::{CoalesceError, CoalesceKey, CoalescedResponse};
+use super::coalesce::{CoalesceKey, CoalescedResponse};
 use super::{ForwardHandler, SHARED_BYTES_MAX, unreachable};
 use crate::auth::{NamespaceAccess, ReadPermission, ReadableNamespaces};
 use crate::listing::{ListPageRequest, gzip};
@@ -25,7 +25,6 @@ use kubeapi::{ContinueToken, ContinueVersion, FlowDistinguisher, ObjectKey, Reso
 /// The rows of one upstream request, and the maximum size of the response in bytes, which bounds memory and the time to
 /// parse it. If a page exceeds it because its objects are large, smaller pages follow, until larger ones fit again.
 const PAGES: [(usize, usize); 4] = [(500, 2 << 20), (100, 2 << 20), (10, 2 << 20), (1, SHARED_BYTES_MAX)];
-const DRAINED: &str = "the proxy is shutting down; try again";
 const UNUSABLE: &str = "upstream's Table cannot be used; the proxy's log has the reason";
 const OTHER_COLUMNS: &str = "the columns changed while the rows were read; try again";
 
@@ -74,7 +73,7 @@ impl ForwardHandler {
         }
         metrics::forwarded(ForwardReason::Table);
         let flow = request.caller.flow();
-        let _permit = self.concurrency.filtered_tables.acquire(flow.as_ref())?;
+        let _permit = self.shared.concurrency.filtered_tables.acquire(flow.as_ref())?;
         let start = read.plan.start.clone().unwrap_or_default();
         let table = FilteredTable {
             request,
@@ -90,12 +89,13 @@ impl ForwardHandler {
             columns: None,
             permits: Vec::new(),
         };
-        let max = self.slow_readers.body_max();
+        let max = self.shared.slow_readers.body_max();
         let read = timeout(max, Box::pin(self.read_pages(table))).await;
         let (parts, permits) = read.unwrap_or_else(|_| Err(failed(&UpstreamError::Timeout(max))))?;
         let bytes = parts.iter().map(Bytes::len).sum();
         // The copy to compress is charged too. Without room for it, the response is sent as it is.
-        let copy = request.context.compresses(bytes).then(|| self.concurrency.buffered(flow.as_ref(), bytes).ok());
+        let copy =
+            request.context.compresses(bytes).then(|| self.shared.concurrency.buffered(flow.as_ref(), bytes).ok());
         let copy = copy.flatten();
         let is_gzip = copy.is_some();
         let body = if is_gzip {
@@ -105,7 +105,7 @@ impl ForwardHandler {
             BufferedResponseBody::new(parts, permits)
         };
         drop(copy);
-        let body = ResponseBody::whole(body, &self.slow_readers, request.context.abort.clone());
+        let body = ResponseBody::whole(body, &self.shared.slow_readers, request.context.abort.clone());
         let response = request.context.composed(body);
         Ok(if is_gzip { gzipped(response) } else { response })
     }
@@ -121,7 +121,7 @@ impl ForwardHandler {
         loop {
             let body = self.fitting_page(&table, from, &mut size).await?.body;
             // Callers that share the page are each charged, so that no caller depends on the limit of another.
-            let _permit = self.concurrency.buffered(table.flow.as_ref(), body.len())?;
+            let _permit = self.shared.concurrency.buffered(table.flow.as_ref(), body.len())?;
             let page = TablePage::parse(&body, table.resource.namespaced);
             let page = page.map_err(|error| failed(&UpstreamError::Wire(error)))?;
             if **table.columns.get_or_insert_with(|| page.columns.into()) != *page.columns {
@@ -133,7 +133,7 @@ impl ForwardHandler {
             reviewed.map_err(NotServable::Unauthorized)?;
             let after = table.put(&page).map_err(|error| failed(&error))?;
             let bytes = table.rows.back().map_or(0, Bytes::len);
-            table.permits.push(Arc::new(self.concurrency.buffered(table.flow.as_ref(), bytes)?));
+            table.permits.push(Arc::new(self.shared.concurrency.buffered(table.flow.as_ref(), bytes)?));
             match after {
                 AfterPage::Page(next) => {
                     token = next;
@@ -158,20 +158,17 @@ impl ForwardHandler {
     ) -> Result<CoalescedResponse, NotServable> {
         loop {
             let (rows, bytes_max) = PAGES[*size];
-            let _permit = self.concurrency.forwards.acquire(table.flow.as_ref())?;
+            let _permit = self.shared.concurrency.forwards.acquire(table.flow.as_ref())?;
             match self.table_page(table.path(from, rows), bytes_max).await {
                 Ok(page) => return Ok(page),
-                Err(error) => match &*error {
-                    CoalesceError::TooLarge if *size + 1 < PAGES.len() => *size += 1,
-                    CoalesceError::TooLarge => return Err(failed(&UpstreamError::TooLarge(bytes_max))),
-                    CoalesceError::Failed(error) => return Err(failed(error)),
-                },
+                Err(error) if matches!(*error, UpstreamError::TooLarge(_)) && *size + 1 < PAGES.len() => *size += 1,
+                Err(error) => return Err(failed(&error)),
             }
         }
     }
 
     /// Requests a page as the proxy. Callers with the same query share it.
-    async fn table_page(&self, path: String, bytes_max: usize) -> Result<CoalescedResponse, Arc<CoalesceError>> {
+    async fn table_page(&self, path: String, bytes_max: usize) -> Result<CoalescedResponse, Arc<UpstreamError>> {
         let key = CoalesceKey {
             identity: RequestIdentity::ProxyItself,
             path_and_query: path.clone(),
@@ -179,22 +176,14 @@ impl ForwardHandler {
             accept_encoding: None,
             user_agent: None,
         };
-        let client = self.client.clone();
-        let send = move || -> std::pin::Pin<Box<dyn Future<Output = _> + Send>> {
-            let (client, path) = (client.clone(), path.clone());
-            Box::pin(async move {
-                let (cause, kind) = (UpstreamRequestCause::Forwarded, UpstreamRequestKind::Short);
-                let response = client.open(cause, kind, &path, TABLE_ACCEPT).await?;
-                let (status, headers) = (response.status(), response.headers().clone());
-                let body = match client.read_at_most(response, bytes_max).await {
-                    Err(UpstreamError::TooLarge(_)) => return Err(CoalesceError::TooLarge),
-                    body => body?,
-                };
-                Ok(CoalescedResponse { status, headers, body, permit: None })
-            })
-        };
-        let page = self.coalesced.send(key, &self.tasks, Arc::new(send)).await;
-        page.unwrap_or_else(|| Err(Arc::new(UpstreamError::Unreachable(DRAINED.into()).into())))
+        let sending = Box::pin(async {
+            let (cause, kind) = (UpstreamRequestCause::Forwarded, UpstreamRequestKind::Short);
+            let response = self.shared.client.open(cause, kind, &path, TABLE_ACCEPT).await?;
+            let (status, headers) = (response.status(), response.headers().clone());
+            let body = self.shared.client.read_at_most(response, bytes_max).await?;
+            Ok(CoalescedResponse { status, headers, body, permit: None })
+        });
+        self.coalesced.send(key, sending).await
     }
 }
 

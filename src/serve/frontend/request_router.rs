@@ -1,4 +1,4 @@
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -6,23 +6,21 @@ use http::Response;
 
 use super::self_review;
 use super::unauthenticated_request::UnauthenticatedRequest;
-use crate::auth::{Authorizer, Caller, GrantError, ReadPermission};
-use crate::listing::ListPageRequest;
-use crate::serve::audit::{AuditDecision, AuditLog};
+use crate::auth::{Caller, GrantError, ReadPermission};
+use crate::listing::{LimitExceeded, ListPageRequest};
+use crate::serve::audit::AuditDecision;
 use crate::serve::forward::ForwardHandler;
-use crate::serve::limits::ConcurrencyLimits;
 use crate::serve::peers::DownstreamReviewHandler;
 use crate::serve::read::{DiscoveryCache, NotServable, ReadHandler, ReadRequest, has_visible_part};
 use crate::serve::response::{
     LIST_RETRY_SECONDS, ResponseBody, put_stale_rules, too_many, too_many_waiting, unavailable,
 };
 use crate::serve::route::{ForwardReason, ReadRoute, ReadRouteInput, check_kind, route};
-use crate::serve::serve_config::ServeConfig;
+use crate::serve::serve_components::ServeComponents;
 use crate::serve::watch::WatchOpener;
-use crate::upstream::{ResourceCatalog, UpstreamResource, is_impersonation};
+use crate::upstream::{UpstreamResource, is_impersonation};
 use crate::wire::Representation;
-use base::Reloadable;
-use kubeapi::{Gvr, Status};
+use kubeapi::{Gvr, Status, UrlQuery};
 
 /// Answers the requests that the frontend has admitted: routes each, authorizes it, and passes it to the part that
 /// serves or forwards it.
@@ -33,11 +31,7 @@ pub(super) struct RequestRouter {
     pub(super) forwarding: ForwardHandler,
     pub(super) discovery: DiscoveryCache,
     pub(super) reviews: DownstreamReviewHandler,
-    pub(super) authorizer: Authorizer,
-    pub(super) catalog: ResourceCatalog,
-    pub(super) config: Reloadable<ServeConfig>,
-    pub(super) concurrency: Arc<ConcurrencyLimits>,
-    pub(super) audit: AuditLog,
+    pub(super) shared: Arc<ServeComponents>,
 }
 
 /// The minimum interval between discovery refreshes caused by unknown resources.
@@ -53,7 +47,7 @@ impl RequestRouter {
         let mut reroutes = 0;
         // The request is routed again if its feed ends while it waits.
         loop {
-            let config = self.config.get();
+            let config = self.shared.config.get();
             let input = ReadRouteInput {
                 method: request.http.method(),
                 info: &request.info,
@@ -71,7 +65,8 @@ impl RequestRouter {
             };
             let resource = resource.as_deref();
             let is_filtered_caller = request.has_filtered_caller(&config.filter);
-            let is_partly_visible = |known| has_visible_part(&request.info, known, &request.caller, &self.authorizer);
+            let is_partly_visible =
+                |known| has_visible_part(&request.info, known, &request.caller, &self.shared.authorizer);
             let mut unfiltered = None;
             let routed = match route(&input, resource, &config.coverage) {
                 Err(reason @ (ForwardReason::Table | ForwardReason::Representation))
@@ -91,13 +86,13 @@ impl RequestRouter {
                     return Box::pin(async {
                         let caller = request.caller.clone();
                         let response = self.forward(request, ForwardReason::Verb).await;
-                        let deps = (&self.catalog, &config.coverage, &self.authorizer);
+                        let deps = (&self.shared.catalog, &config.coverage, &self.shared.authorizer);
                         self_review::with_filtered_reads(response, &caller, deps).await
                     })
                     .await;
                 }
                 Err(reason) => return self.forward(request, reason).await,
-                Ok(_) if !self.authorizer.may_read_cache(&request.caller) => {
+                Ok(_) if !self.shared.authorizer.may_read_cache(&request.caller) => {
                     return self.forward(request, ForwardReason::Anonymous).await;
                 }
                 Ok(routed) => routed,
@@ -113,14 +108,12 @@ impl RequestRouter {
             if let Some(reason) = unfiltered.filter(|_| permission.namespaces().is_none()) {
                 return self.forward(request, reason).await;
             }
-            let decision = self.audit.is_on().then(|| AuditDecision::Allowed(permission.reason()));
-            let flow = request.caller.flow();
+            let decision = self.shared.audit.is_on().then(|| AuditDecision::Allowed(permission.reason()));
             // Boxed, so that the future of another request does not reserve room for them: it is copied as it comes.
             let served = match route {
                 ReadRoute::Get(read) => {
                     let mut reading = Box::pin(self.reader.get(&request, &permission, resource, read));
-                    let served =
-                        self.concurrency.waiting.while_waiting(flow.as_ref(), &request.query, reading.as_mut()).await;
+                    let served = self.while_waiting(&request.caller, &request.query, reading.as_mut()).await;
                     served.unwrap_or_else(|shed| Err(shed.into()))
                 }
                 ReadRoute::List(read @ ListPageRequest { representation: Representation::Table(_), .. }) => {
@@ -128,8 +121,7 @@ impl RequestRouter {
                 }
                 ReadRoute::List(read) => {
                     let mut reading = Box::pin(self.reader.list(&request, &permission, resource, read));
-                    let served =
-                        self.concurrency.waiting.while_waiting(flow.as_ref(), &request.query, reading.as_mut()).await;
+                    let served = self.while_waiting(&request.caller, &request.query, reading.as_mut()).await;
                     served.unwrap_or_else(|shed| Err(shed.into()))
                 }
                 ReadRoute::Watch(read) => Box::pin(self.watches.open(&mut request, permission, resource, read)).await,
@@ -166,15 +158,15 @@ impl RequestRouter {
             return Ok(None);
         }
         let gvr = Gvr::new(&info.group, &info.version, &info.resource);
-        if let Some(resource) = self.catalog.find(&gvr) {
+        if let Some(resource) = self.shared.catalog.find(&gvr) {
             return Ok(Some(resource));
         }
         // Anonymous callers, and requests that are forwarded in any case, do not cause a refresh.
         if matches!(caller, Caller::Anonymous) || check_kind(input).is_err() {
             return Ok(None);
         }
-        let mut refreshed = Box::pin(self.catalog.refresh_for(REDISCOVER_EVERY, REDISCOVER_MAX));
-        match self.concurrency.waiting.while_waiting(caller.flow().as_ref(), input.query, refreshed.as_mut()).await {
+        let mut refreshed = Box::pin(self.shared.catalog.refresh_for(REDISCOVER_EVERY, REDISCOVER_MAX));
+        match self.while_waiting(caller, input.query, refreshed.as_mut()).await {
             Ok(Ok(())) => {}
             Ok(Err(failure)) if failure.is_outage => {
                 return Err(unavailable(&format!("upstream discovery has not completed yet: {}", failure.reason)));
@@ -184,7 +176,7 @@ impl RequestRouter {
             }
             Err(shed) => return Err(too_many(shed, LIST_RETRY_SECONDS)),
         }
-        Ok(self.catalog.find(&gvr))
+        Ok(self.shared.catalog.find(&gvr))
     }
 
     /// Returns the caller's permission for a read. For a caller whose reads are filtered, it may cover only a part.
@@ -194,21 +186,30 @@ impl RequestRouter {
         resource: &UpstreamResource,
         is_filtered_caller: bool,
     ) -> Result<ReadPermission, GrantError> {
-        let flow = request.caller.flow();
         let (caller, info) = (&request.caller, &request.info);
-        let is_filterable = || is_filtered_caller && has_visible_part(info, resource, caller, &self.authorizer);
-        let mut granted = Box::pin(self.authorizer.readable(caller, info, is_filterable));
-        let granted = self.concurrency.waiting.while_waiting(flow.as_ref(), &request.query, granted.as_mut()).await;
+        let is_filterable = || is_filtered_caller && has_visible_part(info, resource, caller, &self.shared.authorizer);
+        let mut granted = Box::pin(self.shared.authorizer.readable(caller, info, is_filterable));
+        let granted = self.while_waiting(caller, &request.query, granted.as_mut()).await;
         let granted = granted.map_err(too_many_waiting).flatten();
         request.context.stale_rules = match &granted {
             Ok(permission) => permission.stale_rules(),
             // The rules allow nothing, and upstream, which decides then, cannot be asked.
-            Err(GrantError::Unavailable(_)) => self.authorizer.stale_rules(),
+            Err(GrantError::Unavailable(_)) => self.shared.authorizer.stale_rules(),
             Err(_) => None,
         };
         let permission = granted?;
         request.context.is_filtered = permission.namespaces().is_some();
         Ok(permission)
+    }
+
+    /// Awaits what a request needs before it gets a permit of its own.
+    async fn while_waiting<T>(
+        &self,
+        caller: &Caller,
+        query: &UrlQuery,
+        needed: Pin<&mut impl Future<Output = T>>,
+    ) -> Result<T, LimitExceeded> {
+        self.shared.concurrency.waiting.while_waiting(caller.flow().as_ref(), query, needed).await
     }
 
     /// Answers an authorized read that the cache cannot answer.
@@ -229,19 +230,18 @@ impl RequestRouter {
     /// Answers a request that is not for a resource. If the cache cannot answer it or the caller may not send it, the
     /// request is forwarded.
     async fn document(&self, request: Box<ReadRequest>) -> Response<ResponseBody> {
-        if let Some(key) = self.discovery.key(&request).filter(|_| self.authorizer.may_read_cache(&request.caller)) {
+        if let Some(key) =
+            self.discovery.key(&request).filter(|_| self.shared.authorizer.may_read_cache(&request.caller))
+        {
             let response = pin!(async {
-                let grant = self.authorizer.grant(&request.caller, &request.info).await.ok()?;
+                let grant = self.shared.authorizer.grant(&request.caller, &request.info).await.ok()?;
                 let hops = self.forwarding.hops_with_self(request.http.headers());
                 let mut response = self.discovery.respond(&request, &key, hops).await?;
                 put_stale_rules(response.headers_mut(), grant.stale_rules());
                 response.extensions_mut().insert(AuditDecision::Allowed(grant.reason().clone()));
                 Some(response)
             });
-            let flow = request.caller.flow();
-            if let Ok(Some(response)) =
-                self.concurrency.waiting.while_waiting(flow.as_ref(), &request.query, response).await
-            {
+            if let Ok(Some(response)) = self.while_waiting(&request.caller, &request.query, response).await {
                 return response;
             }
         }
@@ -251,12 +251,8 @@ impl RequestRouter {
     /// Answers a review request of a downstream proxy, if the proxy may send it.
     async fn review(&self, request: Box<ReadRequest>) -> Response<ResponseBody> {
         let is_allowed = {
-            let allowed = pin!(self.authorizer.allows_proxy(&request.caller, &request.info));
-            self.concurrency
-                .waiting
-                .while_waiting(request.caller.flow().as_ref(), &request.query, allowed)
-                .await
-                .unwrap_or(false)
+            let allowed = pin!(self.shared.authorizer.allows_proxy(&request.caller, &request.info));
+            self.while_waiting(&request.caller, &request.query, allowed).await.unwrap_or(false)
         };
         if !is_allowed {
             return self.forward(request, ForwardReason::Verb).await;

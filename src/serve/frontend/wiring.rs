@@ -4,12 +4,14 @@ use super::HttpFrontend;
 use super::request_router::RequestRouter;
 use crate::auth::{Authorizer, CrossOriginCheck};
 use crate::feeds::FeedRegistry;
-use crate::serve::activity::{ActiveWatches, metrics};
+use crate::serve::activity::ActiveWatches;
+use crate::serve::activity::metrics::WatchMetricsRegistry;
 use crate::serve::audit::AuditLog;
 use crate::serve::forward::{ForwardHandler, RequestCoalescer};
 use crate::serve::limits::{ConcurrencyLimits, SlowReaderReaper};
 use crate::serve::peers::DownstreamReviewHandler;
 use crate::serve::read::{DiscoveryCache, FeedResolver, ReadHandler, ScanScheduler};
+use crate::serve::serve_components::ServeComponents;
 use crate::serve::serve_config::ServeConfig;
 use crate::serve::watch::WatchOpener;
 use crate::upstream::{RequestForwarder, ResourceCatalog, UpstreamClient};
@@ -33,59 +35,35 @@ pub struct HttpFrontendDeps {
 impl HttpFrontend {
     /// Creates the frontend and the parts that answer its requests.
     pub fn new(config: ServeConfig, deps: HttpFrontendDeps) -> Self {
-        let HttpFrontendDeps { client, catalog, feeds, authorizer, audit, active_watches, tasks, drain, .. } = deps;
-        let concurrency = Arc::new(ConcurrencyLimits::new(&config.limits));
+        let HttpFrontendDeps { client, forwarder, catalog, feeds, authorizer, browsers, .. } = deps;
+        let HttpFrontendDeps { audit, active_watches, tasks, drain, ready, .. } = deps;
+        let concurrency = ConcurrencyLimits::new(&config.limits);
         let slow_readers = SlowReaderReaper::new(config.unread, config.body_max);
         tasks.spawn_critical("slow readers", slow_readers.clone().run(drain.clone()));
-        let catalog_and_feeds = (catalog.clone(), feeds.clone());
-        let discovery = DiscoveryCache::new(
-            client.clone(),
-            catalog_and_feeds,
-            concurrency.clone(),
-            slow_readers.clone(),
-            config.lag_max,
-        );
-        let reviews = DownstreamReviewHandler::new(client.clone(), authorizer.clone(), concurrency.clone(), &config);
         let config = Reloadable::new(config);
-        let (sources, scans) =
-            (Arc::new(FeedResolver::new(config.clone(), feeds, drain.clone())), ScanScheduler::new());
-        let router = RequestRouter {
-            reader: ReadHandler {
-                sources: sources.clone(),
-                scans: scans.clone(),
-                concurrency: concurrency.clone(),
-                slow_readers: slow_readers.clone(),
-            },
-            watches: WatchOpener {
-                sources,
-                scans,
-                client: client.clone(),
-                catalog: catalog.clone(),
-                concurrency: concurrency.clone(),
-                watches: metrics::WatchMetricsRegistry::default(),
-                active_watches: active_watches.clone(),
-                slow_readers: slow_readers.clone(),
-                tasks: tasks.clone(),
-            },
-            forwarding: ForwardHandler {
-                client: client.clone(),
-                forwarder: Arc::new(deps.forwarder),
-                authorizer: authorizer.clone(),
-                concurrency: concurrency.clone(),
-                coalesced: RequestCoalescer::default(),
-                tasks,
-                drain,
-                slow_readers,
-            },
-            discovery,
-            reviews,
-            authorizer: authorizer.clone(),
+        let sources = Arc::new(FeedResolver::new(config.clone(), feeds.clone(), drain.clone()));
+        let scans = ScanScheduler::new();
+        let shared = Arc::new(ServeComponents {
+            client,
             catalog,
-            config: config.clone(),
-            concurrency: concurrency.clone(),
-            audit: audit.clone(),
+            feeds,
+            authorizer,
+            config,
+            concurrency,
+            slow_readers,
+            audit,
+            active_watches,
+            tasks,
+            drain,
+        });
+        let router = RequestRouter {
+            reader: ReadHandler { shared: shared.clone(), sources: sources.clone(), scans: scans.clone() },
+            watches: WatchOpener { shared: shared.clone(), sources, scans, metrics: WatchMetricsRegistry::default() },
+            forwarding: ForwardHandler { shared: shared.clone(), forwarder, coalesced: RequestCoalescer::default() },
+            discovery: DiscoveryCache::new(shared.clone()),
+            reviews: DownstreamReviewHandler::new(shared.clone()),
+            shared: shared.clone(),
         };
-        let (browsers, ready) = (deps.browsers, deps.ready);
-        Self { router, authorizer, config, concurrency, browsers, audit, active_watches, client, ready }
+        Self { router, shared, browsers, ready }
     }
 }

@@ -25,15 +25,13 @@ use http::header::{
 use http::{Method, Response, StatusCode};
 use tokio::time::{Instant, timeout};
 
-use crate::feeds::FeedRegistry;
 use crate::serve::activity::metrics;
 use crate::serve::audit::ServedLocally;
-use crate::serve::limits::{BufferedResponseBody, ConcurrencyLimits, SlowReaderReaper, TOO_SLOW};
+use crate::serve::limits::{BufferedResponseBody, TOO_SLOW};
 use crate::serve::read::{FREE_BYTES_MAX, ReadRequest, TimedResponse};
 use crate::serve::response::{AUDIT_ID, ResponseBody, new_audit_id, put_served};
-use crate::upstream::{
-    CachedDocument, HOPS, ResourceCatalog, ServerBuild, UpstreamClient, UpstreamError, is_impersonation,
-};
+use crate::serve::serve_components::ServeComponents;
+use crate::upstream::{CachedDocument, HOPS, ServerBuild, UpstreamError, is_impersonation};
 use base::CoalescingCache;
 use kubeapi::{SupportedMediaTypes, UrlQuery, discovery_accept, pretty};
 
@@ -49,14 +47,8 @@ pub(crate) struct DiscoveryDocumentKey {
 /// Serves discovery documents from copies of upstream's.
 #[derive(Debug)]
 pub(crate) struct DiscoveryCache {
-    client: UpstreamClient,
-    catalog: ResourceCatalog,
-    feeds: FeedRegistry,
+    shared: Arc<ServeComponents>,
     copies: CoalescingCache<DiscoveryDocumentKey, TimedResponse<Arc<CachedDocument>>>,
-    concurrency: Arc<ConcurrencyLimits>,
-    slow_readers: SlowReaderReaper,
-    /// How long upstream's discovery may lag behind an observed change.
-    lag_max: Duration,
 }
 
 /// How long a copy of a document is used without comparing it with upstream.
@@ -71,22 +63,8 @@ const VERSION: &str = "/version";
 const HEADERS: [HeaderName; 5] = [CONTENT_TYPE, CONTENT_ENCODING, CACHE_CONTROL, ETAG, VARY];
 
 impl DiscoveryCache {
-    pub(crate) fn new(
-        client: UpstreamClient,
-        (catalog, feeds): (ResourceCatalog, FeedRegistry),
-        concurrency: Arc<ConcurrencyLimits>,
-        slow_readers: SlowReaderReaper,
-        lag_max: Duration,
-    ) -> Self {
-        Self {
-            client,
-            catalog,
-            feeds,
-            copies: CoalescingCache::new(COPIES_BYTES_MAX, len_bytes, |_, _| None),
-            concurrency,
-            slow_readers,
-            lag_max,
-        }
+    pub(crate) fn new(shared: Arc<ServeComponents>) -> Self {
+        Self { shared, copies: CoalescingCache::new(COPIES_BYTES_MAX, len_bytes, |_, _| None) }
     }
 
     /// Returns the key of the requested document, regardless of the caller's permissions; `None` if the request must be
@@ -108,7 +86,7 @@ impl DiscoveryCache {
     /// Whether upstream itself writes the document at `path`, rather than an aggregated server.
     fn is_served_by_upstream(&self, path: &str) -> bool {
         match group_version(path) {
-            Some((group, version)) => self.catalog.is_local_group(group, version),
+            Some((group, version)) => self.shared.catalog.is_local_group(group, version),
             None => [VERSION, "/api", "/api/v1", "/apis"].contains(&path),
         }
     }
@@ -125,7 +103,7 @@ impl DiscoveryCache {
         let (flow, called) = (request.caller.flow(), Instant::now());
         let fetch = |last: Option<TimedResponse<_>>| async {
             // The fetch takes the same permit as the caller's forwarded request would.
-            let _permit = self.concurrency.forwards.acquire(flow.as_ref()).map_err(|error| error.to_string())?;
+            let _permit = self.shared.concurrency.forwards.acquire(flow.as_ref()).map_err(|error| error.to_string())?;
             let last = last.map(|last| last.value);
             self.fetch(key, hops.clone(), last).await.map_err(|error| error.to_string())
         };
@@ -144,7 +122,9 @@ impl DiscoveryCache {
 
     /// Whether a copy is current, as far as changes are observed.
     fn is_current(&self, key: &DiscoveryDocumentKey, copy: &TimedResponse<Arc<CachedDocument>>) -> bool {
-        let is_settled = self.catalog.unchanged_since().is_some_and(|since| copy.requested_at >= since + self.lag_max);
+        let lag_max = self.shared.config.get().lag_max;
+        let is_settled =
+            self.shared.catalog.unchanged_since().is_some_and(|since| copy.requested_at >= since + lag_max);
         is_settled
             && copy.requested_at.elapsed() <= CURRENT_MAX
             && (key.path != VERSION || self.matches_feeds(&copy.value))
@@ -154,7 +134,8 @@ impl DiscoveryCache {
     fn matches_feeds(&self, version: &CachedDocument) -> bool {
         let build = ServerBuild::parse(&version.body);
         let by = |build: &Arc<ServerBuild>| ServerBuild::clone(build);
-        let mut writers = self.feeds.all().into_iter().filter_map(|feed| feed.body_release.current_build().build);
+        let mut writers =
+            self.shared.feeds.all().into_iter().filter_map(|feed| feed.body_release.current_build().build);
         build.is_some() && writers.all(|writer| build == Some(by(&writer)))
     }
 
@@ -172,7 +153,7 @@ impl DiscoveryCache {
             headers.insert(IF_NONE_MATCH, etag.clone());
         }
         let requested_at = Instant::now();
-        let value = match (self.client.document(&key.path, headers, DOCUMENT_BYTES_MAX).await?, last) {
+        let value = match (self.shared.client.document(&key.path, headers, DOCUMENT_BYTES_MAX).await?, last) {
             (Some(CachedDocument { headers, body }), _) => {
                 let values =
                     |name: HeaderName| headers.get_all(&name).iter().map(move |value| (name.clone(), value.clone()));
@@ -193,12 +174,12 @@ impl DiscoveryCache {
         let mut response = Response::new(if is_unchanged {
             ResponseBody::empty()
         } else if body.len() <= FREE_BYTES_MAX {
-            abort.set_timeout(self.slow_readers.body_max(), TOO_SLOW);
+            abort.set_timeout(self.shared.slow_readers.body_max(), TOO_SLOW);
             ResponseBody::full(body.clone())
         } else {
-            let permit = self.concurrency.buffered(request.caller.flow().as_ref(), body.len()).ok()?;
+            let permit = self.shared.concurrency.buffered(request.caller.flow().as_ref(), body.len()).ok()?;
             let whole = BufferedResponseBody::from_bytes(body.clone(), vec![permit.into()]);
-            ResponseBody::whole(whole, &self.slow_readers, abort.clone())
+            ResponseBody::whole(whole, &self.shared.slow_readers, abort.clone())
         });
         response.headers_mut().clone_from(headers);
         if is_unchanged {
@@ -208,7 +189,7 @@ impl DiscoveryCache {
         let audit_id = request.context.audit_id.clone().unwrap_or_else(new_audit_id);
         response.headers_mut().insert(AUDIT_ID, audit_id);
         put_served(response.headers_mut(), None);
-        response.extensions_mut().insert(ServedLocally { is_from_cache: true, ..ServedLocally::default() });
+        response.extensions_mut().insert(ServedLocally::from_cache(false));
         Some(response)
     }
 }

@@ -19,9 +19,10 @@ use crate::listing::{
     cost, gzip, object_scan, page,
 };
 use crate::serve::activity::metrics;
-use crate::serve::limits::{BufferedResponseBody, ConcurrencyLimits, PIECE_BYTES_MAX, SlowReaderReaper, TOO_SLOW};
+use crate::serve::limits::{BufferedResponseBody, PIECE_BYTES_MAX, TOO_SLOW};
 use crate::serve::response::{LIST_RETRY_SECONDS, ResponseBody, ServedFeedStatus, gzipped, put_served, too_many};
 use crate::serve::route::{ForwardReason, RoutedGet};
+use crate::serve::serve_components::ServeComponents;
 use crate::upstream::UpstreamResource;
 use crate::wire::{FeedEncoding, FrameEnvelope};
 use base::half_core_count;
@@ -34,10 +35,9 @@ pub(crate) const FREE_BYTES_MAX: usize = 64 << 10;
 /// Answers GETs and LISTs from feeds.
 #[derive(Debug)]
 pub(crate) struct ReadHandler {
+    pub(crate) shared: Arc<ServeComponents>,
     pub(crate) sources: Arc<FeedResolver>,
     pub(crate) scans: ScanScheduler,
-    pub(crate) concurrency: Arc<ConcurrencyLimits>,
-    pub(crate) slow_readers: SlowReaderReaper,
 }
 
 impl ReadHandler {
@@ -89,7 +89,7 @@ impl ReadHandler {
         let (context, bytes) = (&request.context, envelope.object_len(body.len()));
         if bytes <= FREE_BYTES_MAX {
             // Nothing is allocated for a response that is sent at once, as most are.
-            context.abort.set_timeout(self.slow_readers.body_max(), TOO_SLOW);
+            context.abort.set_timeout(self.shared.slow_readers.body_max(), TOO_SLOW);
             // A response that fits into one piece is copied as cheaply as shared.
             let body = if bytes <= PIECE_BYTES_MAX {
                 ResponseBody::full(envelope.object(&body))
@@ -98,14 +98,14 @@ impl ReadHandler {
             };
             return Ok(context.served(encoding, false, feed_status, body));
         }
-        let permits = self.concurrency.buffered(request.caller.flow().as_ref(), bytes)?.into();
+        let permits = self.shared.concurrency.buffered(request.caller.flow().as_ref(), bytes)?.into();
         let is_gzip = context.compresses(bytes);
         let body = if is_gzip {
             BufferedResponseBody::from_bytes(gzip::compress(envelope.object(&body)).await, vec![permits])
         } else {
             BufferedResponseBody::new(envelope.object_pieces(body), vec![permits])
         };
-        let body = ResponseBody::whole(body, &self.slow_readers, context.abort.clone());
+        let body = ResponseBody::whole(body, &self.shared.slow_readers, context.abort.clone());
         let response = context.served(encoding, false, feed_status, body);
         Ok(if is_gzip { gzipped(response) } else { response })
     }
@@ -154,7 +154,7 @@ impl ReadHandler {
             _ if request.context.by_proxy => feed.reader.applied().ok_or(NotServable::FeedEnded)?,
             _ => feed.reader.current().ok_or(NotServable::FeedEnded)?,
         };
-        let pin = self.slow_readers.pin(feed, &snapshot, &request.context.abort, true);
+        let pin = self.shared.slow_readers.pin(feed, &snapshot, &request.context.abort, true);
         if let Some(part) = permission.namespaces() {
             let from = (&read.view, read.plan.start.as_deref());
             if let Err(refusal) =
@@ -165,7 +165,7 @@ impl ReadHandler {
         }
         let mut pacer = self.scans.pacer(request, cost).await?;
         let page = page::page(permission, feed, &snapshot, &read, &mut pacer).await;
-        let list_permit = self.concurrency.list(request.caller.flow().as_ref(), page.bytes())?;
+        let list_permit = self.shared.concurrency.list(request.caller.flow().as_ref(), page.bytes())?;
         let list = match PlainList::prepare(page, &source.renderer, &mut pacer).await {
             Ok(list) => list,
             Err(refused) => {

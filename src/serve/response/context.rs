@@ -139,11 +139,7 @@ impl ResponseContext {
     ) -> Response<ResponseBody> {
         let content_type = if watch { encoding.watch_media_type() } else { encoding.media_type() };
         let mut response = Response::new(body);
-        response.extensions_mut().insert(ServedLocally {
-            is_from_cache: true,
-            is_watch: watch,
-            ..ServedLocally::default()
-        });
+        response.extensions_mut().insert(ServedLocally::from_cache(watch));
         self.put_common(response.headers_mut(), content_type);
         put_served(response.headers_mut(), stale_seconds);
         if let Some(build) = encoder_build.filter(|_| self.by_proxy).and_then(|build| build.header()) {

@@ -21,13 +21,15 @@ pub struct CacheCoverage {
     pub authorizes: bool,
 }
 
-/// Kinds whose objects should not be collected in one place (docs/SECURITY.md, "Deployment modes").
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-#[schemars(inline, description = "A sensitive kind in `feeds.sensitive`.")]
-pub enum SensitiveKind {
-    Secrets,
-    ConfigMaps,
+base::labelled_enum! {
+    /// Kinds whose objects should not be collected in one place (docs/SECURITY.md, "Deployment modes").
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+    #[serde(rename_all = "lowercase")]
+    #[schemars(inline, description = "A sensitive kind in `feeds.sensitive`.")]
+    pub enum SensitiveKind {
+        Secrets = "secrets",
+        ConfigMaps = "configmaps",
+    }
 }
 
 /// The reason that a resource is not cached.
@@ -83,16 +85,6 @@ impl CacheCoverage {
 }
 
 impl SensitiveKind {
-    pub const ALL: [Self; 2] = [Self::Secrets, Self::ConfigMaps];
-
-    /// Returns the resource's name.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Secrets => "secrets",
-            Self::ConfigMaps => "configmaps",
-        }
-    }
-
     /// Returns the kind of a resource, if it is one of these.
     pub(crate) fn of(gvr: &Gvr) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| gvr.group.is_empty() && *gvr.resource == *kind.as_str())

@@ -53,8 +53,8 @@ impl WatchOpener {
         path: &str,
         resource: &UpstreamResource,
     ) -> Result<ListPage, Box<dyn std::error::Error + Send + Sync>> {
-        let _permit = self.concurrency.forwards.acquire(flow)?;
-        let (answered, body) = self.client.fetch(UpstreamRequestCause::Forwarded, path, TABLE_ACCEPT).await?;
+        let _permit = self.shared.concurrency.forwards.acquire(flow)?;
+        let (answered, body) = self.shared.client.fetch(UpstreamRequestCause::Forwarded, path, TABLE_ACCEPT).await?;
         if answered != Some(FeedEncoding::Table.byte_encoding()) {
             return Err(
                 UpstreamError::OtherRepresentation { requested: FeedEncoding::Table.to_string(), answered }.into()

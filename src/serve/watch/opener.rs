@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Response;
 use http::header::{HeaderValue, USER_AGENT};
+use http::{Response, Version};
 
 use super::body::{WatchBody, WatchBodyForm};
 use super::session::{WatchOptions, WatchSession, WatchTimers};
@@ -13,19 +13,21 @@ use crate::auth::ReadPermission;
 use crate::cache::{FeedCursor, FeedState, OpenedWatch, VersionTooOld, WatchStartPosition};
 use crate::feeds::FeedHandle;
 use crate::listing::{PageChunks, cost};
-use crate::serve::activity::{ActiveWatches, UserAndAgent, WatchEndReason, WatchTransport, metrics};
+use crate::serve::activity::metrics::{WatchMetricsRegistry, served};
+use crate::serve::activity::{UserAndAgent, WatchEndReason, WatchTransport};
 use crate::serve::audit::ServedLocally;
-use crate::serve::limits::{ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper};
+use crate::serve::limits::ConcurrencyPermit;
 use crate::serve::read::{
     CacheReadResult, FeedRequirements, FeedResolver, FeedWithRenderer, NotServable, ReadKind, ReadRequest,
     ScanScheduler, too_expensive,
 };
 use crate::serve::response::{ResponseBody, gzipped, too_many};
 use crate::serve::route::{ForwardReason, RoutedWatch};
+use crate::serve::serve_components::ServeComponents;
 use crate::serve::serve_config::WatchCompression;
-use crate::upstream::{DELTAS, ResourceCatalog, UpstreamClient, UpstreamResource};
+use crate::upstream::{DELTAS, UpstreamResource};
 use crate::wire::{FeedEncoding, ObjectRevision, Representation};
-use base::{AbortSignal, BackgroundTasks};
+use base::AbortSignal;
 use kubeapi::{ResourceVersion, Status, WatchStart, WatchTimeout};
 
 const WATCH_RETRY_SECONDS: u32 = 5;
@@ -36,15 +38,10 @@ const BACKFILL_WAIT_MAX: Duration = Duration::from_secs(8);
 /// Opens downstream watches on feeds.
 #[derive(Debug)]
 pub(crate) struct WatchOpener {
+    pub(crate) shared: Arc<ServeComponents>,
     pub(crate) sources: Arc<FeedResolver>,
     pub(crate) scans: ScanScheduler,
-    pub(crate) client: UpstreamClient,
-    pub(crate) catalog: ResourceCatalog,
-    pub(crate) concurrency: Arc<ConcurrencyLimits>,
-    pub(crate) watches: metrics::WatchMetricsRegistry,
-    pub(crate) active_watches: ActiveWatches,
-    pub(crate) slow_readers: SlowReaderReaper,
-    pub(crate) tasks: BackgroundTasks,
+    pub(crate) metrics: WatchMetricsRegistry,
 }
 
 impl WatchOpener {
@@ -67,7 +64,7 @@ impl WatchOpener {
         let written = [&request.info.label_selector, &request.info.field_selector];
         let written: usize = written.into_iter().flatten().map(String::len).sum();
         let selector_bytes = written + read.view.selector().heap_bytes();
-        let permit = self.concurrency.watch(request.caller.flow().as_ref(), selector_bytes);
+        let permit = self.shared.concurrency.watch(request.caller.flow().as_ref(), selector_bytes);
         let refused = |shed| NotServable::Refuse(Box::new(too_many(shed, WATCH_RETRY_SECONDS)));
         let permit = permit.map_err(refused)?;
         let row = self.initial_row(request, resource, &mut read).await.map_err(NotServable::Forward)?;
@@ -116,7 +113,7 @@ impl WatchOpener {
             _ => None,
         };
         // A new feed does not know it yet.
-        let release = source.feed.renderings.release().or_else(|| self.catalog.minor());
+        let release = source.feed.renderings.release().or_else(|| self.shared.catalog.minor());
         let compresses = self.sources.config.get().compress_watches;
         let deltas_after = deltas_after(request, resource, &read)
             .filter(|_| compresses != WatchCompression::Never && permission.namespaces().is_none() && !is_websocket);
@@ -172,11 +169,11 @@ impl WatchOpener {
         permit: ConcurrencyPermit,
     ) -> WatchSession {
         let key = &source.feed.spec.key;
-        metrics::served("watch", key, read.representation);
+        served("watch", key, read.representation);
         let transport = transport(request);
         let client = UserAndAgent::new(request.caller.flow(), request.http.headers().get(USER_AGENT));
-        let active_watch = self.active_watches.opened(client, cursor.follower(), read.representation, transport);
-        let metrics = self.watches.open(key, read.representation, transport, Some(active_watch));
+        let active_watch = self.shared.active_watches.opened(client, cursor.follower(), read.representation, transport);
+        let metrics = self.metrics.open(key, read.representation, transport, active_watch);
         let options = WatchOptions {
             bookmarks: read.bookmarks,
             end_bookmark: read.start.ends_with_bookmark(),
@@ -188,7 +185,7 @@ impl WatchOpener {
         // An upgraded connection belongs to the watch alone.
         let is_alone = transport == WatchTransport::WebSocket;
         let abort = if is_alone { AbortSignal::default() } else { request.context.abort.clone() };
-        let (grant, slow_readers) = (permission.grant_status(), self.slow_readers.clone());
+        let (grant, slow_readers) = (permission.grant_status(), self.shared.slow_readers.clone());
         let timers = WatchTimers::start(request.received, &options, grant, slow_readers, abort, &self.sources.drain);
         let scan_budget = self.scans.budget(request, read.view.is_expensive());
         WatchSession::new(source, cursor, &options, timers, permit, scan_budget, metrics)
@@ -216,14 +213,10 @@ impl WatchOpener {
             }
             return if form.is_gzip { gzipped(response) } else { response };
         };
-        response.extensions_mut().insert(ServedLocally {
-            is_from_cache: true,
-            is_watch: true,
-            ..ServedLocally::default()
-        });
+        response.extensions_mut().insert(ServedLocally::from_cache(true));
         let reading = self.scans.budget(request, true);
         let running = websocket::run(hyper::upgrade::on(&mut request.http), form.encoding, session, reading);
-        self.tasks.spawn("websocket", async move {
+        self.shared.tasks.spawn("websocket", async move {
             running.await;
             drop(record);
         });
@@ -289,8 +282,13 @@ fn deltas_after(request: &ReadRequest, resource: &UpstreamResource, read: &Route
     after.parse().ok().map(ResourceVersion).filter(|_| is_object && !resource.gvr.is_secrets())
 }
 
+/// Returns the transport of a watch request.
 fn transport(request: &ReadRequest) -> WatchTransport {
-    WatchTransport::from_request(&request.http, websocket::is_upgrade(request.http.headers()))
+    match request.http.version() {
+        _ if websocket::is_upgrade(request.http.headers()) => WatchTransport::WebSocket,
+        Version::HTTP_2 => WatchTransport::Http2,
+        _ => WatchTransport::Http1,
+    }
 }
 
 #[cfg(test)]

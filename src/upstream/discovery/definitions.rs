@@ -3,10 +3,14 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinitionStatus, SelectableField,
+};
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIServiceSpec;
 use serde::Deserialize;
 
 use super::super::JsonListPage;
-use super::documents::{ApiService, ServedGroupVersion};
+use super::documents::ServedGroupVersion;
 use kubeapi::Gvr;
 
 /// The resources whose objects declare the APIs that upstream serves besides its own.
@@ -46,7 +50,11 @@ impl ApiDefinitionKind {
             Self::Definitions => {
                 DefinedApis::Custom(serde_json::from_slice::<CustomResourceDefinition>(json).ok()?.served().collect())
             }
-            Self::Services => DefinedApis::Aggregated(serde_json::from_slice::<ApiService>(json).ok()?.aggregated()),
+            Self::Services => {
+                let APIServiceSpec { group, version, service, .. } =
+                    serde_json::from_slice::<ApiService>(json).ok()?.spec;
+                DefinedApis::Aggregated(service.map(|_| (group.unwrap_or_default(), version.unwrap_or_default())))
+            }
         };
         Some(ApiDefinition(apis))
     }
@@ -71,12 +79,18 @@ pub(super) struct CustomResourceVersion {
     pub(super) selectable: Vec<String>,
 }
 
+/// An `APIService` without its metadata and status.
+#[derive(Deserialize)]
+struct ApiService {
+    spec: APIServiceSpec,
+}
+
+/// A `CustomResourceDefinition` without the schemas of its versions.
 #[derive(Deserialize)]
 struct CustomResourceDefinition {
     metadata: CrdMetadata,
     spec: CrdSpec,
-    #[serde(default)]
-    status: CrdStatus,
+    status: Option<CustomResourceDefinitionStatus>,
 }
 
 #[derive(Deserialize)]
@@ -101,53 +115,24 @@ struct CrdVersion {
     name: String,
     served: bool,
     #[serde(default)]
-    selectable_fields: Vec<CrdSelectableField>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct CrdSelectableField {
-    json_path: String,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase")]
-struct CrdStatus {
-    #[serde(default)]
-    accepted_names: CrdNames,
-    // Null while there are none.
-    conditions: Option<Vec<CrdCondition>>,
-}
-
-/// The names that upstream has accepted; the requested names may be taken by another definition.
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase")]
-struct CrdNames {
-    #[serde(default)]
-    plural: String,
-    #[serde(default)]
-    kind: String,
-    #[serde(default)]
-    list_kind: String,
-}
-
-#[derive(Deserialize)]
-struct CrdCondition {
-    #[serde(rename = "type")]
-    kind: String,
-    status: String,
+    selectable_fields: Vec<SelectableField>,
 }
 
 impl CustomResourceDefinition {
     /// Returns the versions that are served: none before the definition is established.
     fn served(self) -> impl Iterator<Item = (Gvr, CustomResourceVersion)> {
-        let is_established = self.status.is_established();
         let Self { metadata: CrdMetadata { uid, generation }, spec, status } = self;
-        let CrdNames { plural, kind, list_kind } = status.accepted_names;
+        let CustomResourceDefinitionStatus { accepted_names, conditions, .. } = status.unwrap_or_default();
+        let is_established = conditions
+            .is_some_and(|conditions| conditions.iter().any(|one| one.type_ == "Established" && one.status == "True"));
+        // The requested names may be taken by another definition.
+        let names = accepted_names.unwrap_or_default();
         let CrdSpec { group, scope, versions } = spec;
         let edition: Arc<str> = format!("{uid}/{generation}").into();
-        let list_kind: Arc<str> = if list_kind.is_empty() { format!("{kind}List").into() } else { list_kind.into() };
-        let (kind, namespaced): (Arc<str>, bool) = (kind.into(), scope == "Namespaced");
+        let list_kind =
+            names.list_kind.filter(|name| !name.is_empty()).unwrap_or_else(|| format!("{}List", names.kind));
+        let (kind, list_kind): (Arc<str>, Arc<str>) = (names.kind.into(), list_kind.into());
+        let namespaced = scope == "Namespaced";
         versions.into_iter().filter(move |version| version.served && is_established).map(move |version| {
             let definition = CustomResourceVersion {
                 edition: edition.clone(),
@@ -156,14 +141,8 @@ impl CustomResourceDefinition {
                 namespaced,
                 selectable: version.selectable_fields.into_iter().map(|field| field.json_path).collect(),
             };
-            (Gvr::new(&group, &version.name, &plural), definition)
+            (Gvr::new(&group, &version.name, &names.plural), definition)
         })
-    }
-}
-
-impl CrdStatus {
-    fn is_established(&self) -> bool {
-        self.conditions.iter().flatten().any(|condition| condition.kind == "Established" && condition.status == "True")
     }
 }
 

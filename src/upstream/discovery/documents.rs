@@ -93,25 +93,3 @@ impl AggregatedDiscoveryList {
             .collect()
     }
 }
-
-#[derive(Deserialize)]
-pub(super) struct ApiService {
-    spec: ApiServiceSpec,
-}
-
-#[derive(Deserialize)]
-struct ApiServiceSpec {
-    #[serde(default)]
-    group: String,
-    #[serde(default)]
-    version: String,
-    service: Option<serde::de::IgnoredAny>,
-}
-
-impl ApiService {
-    /// Returns the API that another server serves, if there is one.
-    pub(super) fn aggregated(self) -> Option<ServedGroupVersion> {
-        let ApiServiceSpec { group, version, service } = self.spec;
-        service.map(|_| (group, version))
-    }
-}

@@ -99,13 +99,15 @@ pub(in crate::upstream) enum EndpointNextStep {
     Wait(Option<Instant>),
 }
 
-/// The reason for a switch to another upstream server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::upstream) enum EndpointSwitchCause {
-    /// The previous server has failed.
-    Failed,
-    /// A preferred server has been ready for a while.
-    Preferred,
+base::labelled_enum! {
+    /// The reason for a switch to another upstream server.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub(in crate::upstream) enum EndpointSwitchCause {
+        /// The previous server has failed.
+        Failed = "failed",
+        /// A preferred server has been ready for a while.
+        Preferred = "preferred",
+    }
 }
 
 /// A switch to another server.
@@ -237,8 +239,7 @@ impl EndpointSelector {
     /// Returns the delay after `times` occurrences in a row: doubled each time, and up to half longer by the process's
     /// own spread.
     pub(super) fn delay(&self, waits: BackoffBounds, times: u32) -> Duration {
-        let doublings = times.saturating_sub(1).min(31);
-        waits.first.saturating_mul(1 << doublings).min(waits.longest).mul_f64(1.0 + self.spread / 2.0)
+        waits.doubled(times).mul_f64(1.0 + self.spread / 2.0)
     }
 }
 
@@ -251,15 +252,5 @@ impl EndpointRepeatCount {
         self.last = Some(now);
         self.times = self.times.saturating_add(1);
         self.times
-    }
-}
-
-impl EndpointSwitchCause {
-    /// Returns the cause as a metric label.
-    pub(in crate::upstream) fn as_str(self) -> &'static str {
-        match self {
-            Self::Failed => "failed",
-            Self::Preferred => "preferred",
-        }
     }
 }

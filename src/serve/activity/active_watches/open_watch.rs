@@ -133,12 +133,7 @@ impl OpenWatchEntry {
         let (user, agent) = self.client.names();
         let text = |text: Option<&str>| WatchSortKey::Text(text.unwrap_or_default().to_owned());
         match by {
-            WatchSortColumn::EventsBehind => {
-                let (PendingEventCount::Exactly(events)
-                | PendingEventCount::AtLeast(events)
-                | PendingEventCount::Lost(events)) = self.pending();
-                WatchSortKey::Number(events as u64, since_poll)
-            }
+            WatchSortColumn::EventsBehind => WatchSortKey::Number(self.pending().events as u64, since_poll),
             WatchSortColumn::StateAge => WatchSortKey::Number(since_poll, 0),
             WatchSortColumn::Sent => WatchSortKey::Number(self.bytes.load(Ordering::Relaxed), 0),
             WatchSortColumn::Age => WatchSortKey::Number(self.open_for(created, now).as_secs(), 0),
@@ -159,10 +154,7 @@ impl OpenWatchEntry {
     /// Builds the debug row of the watch as of `now`. `created` is when the registry was created.
     pub(super) fn row(&self, created: Instant, now: Instant) -> DebugWatchRow {
         let polled = self.polled.load(Ordering::Relaxed);
-        let (events_behind, events_behind_is_lower_bound) = match self.pending() {
-            PendingEventCount::Exactly(events) => (events, false),
-            PendingEventCount::AtLeast(events) | PendingEventCount::Lost(events) => (events, true),
-        };
+        let PendingEventCount { events: events_behind, is_lower_bound: events_behind_is_lower_bound } = self.pending();
         let since = now.saturating_duration_since(created + Duration::from_micros(polled >> 1));
         let state = if polled & 1 == 1 && events_behind == 0 {
             "idle"

@@ -20,8 +20,8 @@ use crate::cache::{
 use crate::feeds::{FeedHandle, FeedRegistry, FeedScope, FeedStartRequest};
 use crate::listing::ScanBudget;
 use crate::listing::{CallerCpuSlices, CpuSlice};
-use crate::serve::activity::WatchTransport;
 use crate::serve::activity::metrics::WatchMetricsRegistry;
+use crate::serve::activity::{ActiveWatches, UserAndAgent, WatchTransport};
 use crate::serve::feed_spec;
 use crate::serve::limits::{
     ConcurrencyConfig, ConcurrencyLimits, ConcurrencyPermit, SlowReaderLimits, SlowReaderReaper,
@@ -198,13 +198,11 @@ impl Stage {
         options: &WatchOptions,
     ) -> Client {
         let (abort, key) = (AbortSignal::default(), &self.feed.spec.key);
-        let metrics = WatchMetricsRegistry::default().open(
-            key,
-            Representation::Object(FeedEncoding::Json),
-            WatchTransport::Http1,
-            None,
-        );
         let OpenedWatch { snapshot, cursor } = opened;
+        let (representation, protocol) = (Representation::Object(FeedEncoding::Json), WatchTransport::Http1);
+        let (client, follower) = (UserAndAgent::default(), cursor.follower());
+        let active_watch = ActiveWatches::default().opened(client, follower, representation, protocol);
+        let metrics = WatchMetricsRegistry::default().open(key, representation, protocol, active_watch);
         let received = Instant::now() - self.waited;
         let (grant, slow_readers) = (permit.grant_status(), self.slow_readers.clone());
         let timers = WatchTimers::start(received, options, grant, slow_readers, abort.clone(), &self.watch);
