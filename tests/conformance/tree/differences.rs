@@ -1,5 +1,5 @@
 //! The bytes from a zone to a leaf in ten minutes of a cluster: heartbeats, and pods that come and go. Both receive the
-//! same events: a leaf as differences, and plain watches. `make tree` runs 500 nodes in real time.
+//! same events: a leaf as differences, and plain watches. `make tree REAL_NODES=500` takes the ten minutes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
