@@ -310,13 +310,14 @@ failover: ## Informers go among two tiers and the apiserver, all killed (INFORME
 	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture failover::informers
 
 LEAVES ?= 200
+REAL_NODES ?=
 
 .PHONY: tree
-tree: ## Leaves behind two zones: what the apiserver sees, how late the last is, a zone killed (LEAVES=200 SECONDS=60)
+tree: ## Leaves behind two zones: what the apiserver sees, how late the last is, a zone killed (LEAVES=200 SECONDS=60 REAL_NODES=500)
 	@tests/kube/build.sh
 	$(CARGO) build --release $(LOCKED)
 	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout RUST_LOG=info \
-	  TREE_LEAVES=$(LEAVES) TREE_WRITES=200 TREE_SECONDS=$(SECONDS) TREE_IDLE_SECONDS=$(SECONDS) \
+	  $(REAL_NODES:%=TREE_NODES=%) TREE_LEAVES=$(LEAVES) TREE_WRITES=200 TREE_SECONDS=$(SECONDS) TREE_IDLE_SECONDS=$(SECONDS) \
 	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture --test-threads 1 tree::
 
 AGE ?= 60

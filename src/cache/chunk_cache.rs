@@ -51,6 +51,9 @@ pub struct DeflatedChunk {
 
 /// The limit of each kind per feed, in bytes: about four thousand pods in JSON.
 const BYTES_MAX: usize = 64 << 20;
+/// The limit of compressed lists per feed, in bytes: some 200,000 pods. A list above it would evict its own start, so that
+/// each client would have all of it compressed again.
+const DEFLATED_BYTES_MAX: usize = 256 << 20;
 /// The number of bytes charged for the record of a compressed piece, or of a piece that is not worth compressing.
 const DEFLATED_BYTES: usize = 256;
 /// The time after which an unread copy is dropped.
@@ -61,7 +64,7 @@ impl ChunkCache {
         Self {
             copies: SingleFlightCache::new(BYTES_MAX, Some(COPIES_AGE_MAX)),
             derived: SingleFlightCache::new(BYTES_MAX, None),
-            deflated: SingleFlightCache::new(BYTES_MAX, None),
+            deflated: SingleFlightCache::new(DEFLATED_BYTES_MAX, None),
             frames: SingleFlightCache::new(BYTES_MAX / 4, Some(frame_names::AGE_MAX)),
             names: FrameNames::default(),
             is_closed: AtomicBool::new(false),

@@ -7,6 +7,7 @@ pub mod ages;
 mod certificate;
 pub mod claims;
 mod drive;
+pub mod exemplar;
 mod fill;
 mod frames;
 mod http;

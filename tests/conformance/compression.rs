@@ -6,7 +6,7 @@ use futures_util::future::{join, join_all};
 use http::header::ACCEPT_ENCODING;
 
 use crate::bed::{self, Answer, Plan, Plane, Proxy, RequestSpec, fill, gunzip, log_line};
-use crate::reduced_costs::{create, exemplar_pod};
+use crate::reduced_costs::create;
 
 const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";

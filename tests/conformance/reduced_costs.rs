@@ -2,58 +2,14 @@
 //! exemplar pods, and nodes as kubelets write them. `REDUCED_PODS=2000 cargo test --test conformance --
 //! informers_need_less_memory --nocapture` prints a table.
 
-use std::process::Command;
-
 use futures_util::future::join;
 use http::Method;
 use http::header::ACCEPT_ENCODING;
 use serde_json::{Value, json};
 
-use crate::bed::{self, Http, Plan, Plane, RequestSpec, gunzip, kubectl, log_line, number};
+use crate::bed::exemplar::{exemplar_pod, named, node};
+use crate::bed::{self, Http, Plan, RequestSpec, gunzip, log_line, number};
 use crate::reduced::{DROP, JSON, PROTOBUF};
-
-/// Returns upstream's exemplar pod, from the Go module that the test bed is built from.
-pub fn exemplar_pod(bed: &Plane) -> Option<Value> {
-    let module = include_str!("../kube/go.mod");
-    let version = module.lines().find_map(|line| line.trim().strip_prefix("k8s.io/apiserver "))?;
-    let output = Command::new("go").args(["env", "GOMODCACHE"]).output().ok()?;
-    let modules = String::from_utf8(output.stdout).ok()?;
-    let file = format!("{}/k8s.io/apiserver@{version}/pkg/storage/cacher/testdata/exemplar_pod.yaml", modules.trim());
-    let args = ["create", "--dry-run=client", "--validate=false", "--show-managed-fields", "-o", "json", "-f", &file];
-    let output = kubectl(bed, &bed.target(), &args).output().ok()?;
-    serde_json::from_slice(&output.stdout).ok()
-}
-
-/// Removes what only a server sets.
-fn named(mut object: Value, name: &str) -> Value {
-    let metadata = object["metadata"].as_object_mut().expect("metadata");
-    for key in ["uid", "resourceVersion", "creationTimestamp", "generateName"] {
-        metadata.remove(key);
-    }
-    metadata.insert("name".to_owned(), json!(name));
-    object
-}
-
-/// A node of a common size.
-fn node() -> Value {
-    let labels = ["arch", "os", "hostname", "instance-type", "region", "zone", "pool", "image", "lifecycle", "family"];
-    let labels = labels.map(|label| (format!("node.example.com/{label}"), json!(format!("value-of-{label}"))));
-    let resources = json!({"cpu": "16", "memory": "65Gi", "pods": "110", "ephemeral-storage": "100Gi"});
-    let conditions = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"].map(|kind| {
-        let time = "2026-11-30T08:00:00Z";
-        json!({"type": kind, "status": "False", "reason": format!("KubeletHasNo{kind}"), "message": format!("kubelet has no {kind}"),
-            "lastHeartbeatTime": time, "lastTransitionTime": time})
-    });
-    let images: Vec<_> = (0..30).map(|number| {
-        json!({"names": [format!("registry.example.com/team/image-{number}:v1.{number}.0")], "sizeBytes": 10_000_000 + number})
-    })
-    .collect();
-    json!({"apiVersion": "v1", "kind": "Node",
-        "metadata": {"labels": serde_json::Map::from_iter(labels), "annotations": {"node.example.com/ttl": "0"}},
-        "spec": {"podCIDR": "10.0.0.0/24", "providerID": "example://zone/instance"},
-        "status": {"capacity": resources, "allocatable": resources, "conditions": conditions, "images": images,
-            "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}, {"type": "Hostname", "address": "host"}]}})
-}
 
 async fn put_status(direct: &Http, path: &str, manager: &str, object: &Value) -> Value {
     let request = RequestSpec::get(&format!("{path}/status?fieldManager={manager}"));
@@ -107,7 +63,7 @@ async fn informers_need_less_memory_without_the_field() {
     let [full, reduced] = [Plan::tls(), Plan::tls().config(drops)].map(|plan| plan.start(&bed));
     let (full, reduced) = join(full, reduced).await;
     let client = full.client();
-    for (what, path, count, object) in [("pods", &*pods, count, pod), ("nodes", "/api/v1/nodes", count / 5, node())] {
+    for (what, path, count, object) in [("pods", &*pods, count, pod), ("nodes", "/api/v1/nodes", count / 5, node(30))] {
         create(&direct, path, (what, count), &object).await;
         let version = direct.version(path).await;
         let has = async |version: u64| {

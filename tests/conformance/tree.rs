@@ -1,6 +1,7 @@
 //! A tree of proxies: the apiserver sees only the proxies directly below it (docs/FORMS.md). `make tree` starts a
 //! larger one.
 
+mod differences;
 mod idle;
 mod planted;
 

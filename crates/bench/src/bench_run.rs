@@ -165,6 +165,9 @@ impl BenchRun<'_> {
         }
         put_window(figures, &first, &last);
         if plan.gzip {
+            figures.put("compressed", last.counts.compressed as f64);
+        }
+        if plan.gzip && plan.gzip_raw == 0 {
             put_gzip(figures, &first.counts, &last.counts);
         }
         put_faults(figures, fleet, &written);
@@ -304,7 +307,6 @@ fn put_window(figures: &mut BenchFigures, first: &BenchCounterSnapshot, last: &B
 
 fn put_gzip(figures: &mut BenchFigures, first: &WatchCounts, last: &WatchCounts) {
     let deliveries = (last.deliveries - first.deliveries) as f64;
-    figures.put("compressed", last.compressed as f64);
     figures.put("plain_bytes_per_delivery", (last.plain_bytes - first.plain_bytes) as f64 / deliveries);
     figures.put("inflate_us_per_delivery", (last.inflate_ns - first.inflate_ns) as f64 / 1e3 / deliveries);
 }

@@ -171,8 +171,9 @@ impl WatchFleet {
 fn role(lane: usize, plan: &BenchPlan) -> WatcherRole {
     let (stuck, odd) = (plan.stuck as usize, (plan.stuck + plan.slow) as usize);
     let (before, after) = (lane * odd / 100, (lane + 1) * odd / 100);
+    let raw = plan.gzip_raw as usize;
     if after == before {
-        WatcherRole::Reads
+        if lane * raw / 100 == (lane + 1) * raw / 100 { WatcherRole::Reads } else { WatcherRole::Raw }
     } else if (before + 1) * stuck / odd > before * stuck / odd {
         WatcherRole::Stuck
     } else {
@@ -194,5 +195,7 @@ mod tests {
             (300, 100, 600)
         );
         assert!((0..1000).all(|lane| role(lane, &BenchPlan::default()) == WatcherRole::Reads));
+        let plan = BenchPlan { gzip: true, gzip_raw: 95, ..BenchPlan::default() };
+        assert_eq!((0..1000).filter(|lane| role(*lane, &plan) == WatcherRole::Raw).count(), 950);
     }
 }

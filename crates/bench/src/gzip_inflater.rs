@@ -67,6 +67,26 @@ impl GzipInflater {
     }
 }
 
+/// Counts the flushes in a gzip stream, which end with an empty stored block (RFC 1951 §3.2.4). Servers flush after each
+/// event.
+#[derive(Debug, Default)]
+pub(super) struct FlushCounter {
+    last: u32,
+}
+
+impl FlushCounter {
+    const FLUSH: u32 = 0x0000_ffff;
+
+    /// Returns the number of flushes that end in `chunk`.
+    pub(super) fn feed(&mut self, chunk: &[u8]) -> u64 {
+        let ends = |byte: &&u8| {
+            self.last = self.last << 8 | u32::from(**byte);
+            self.last == Self::FLUSH
+        };
+        chunk.iter().filter(ends).count() as u64
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
@@ -116,6 +136,20 @@ mod tests {
             inflater.feed(&std::mem::take(member.get_mut()), |bytes| text.extend_from_slice(bytes)).unwrap();
             assert_eq!(text, part);
             assert!(!inflater.is_whole());
+        }
+    }
+
+    #[test]
+    fn flushes_are_counted_for_any_division_into_chunks() {
+        let mut member = GzEncoder::new(Vec::new(), Compression::fast());
+        for n in 0..100 {
+            write!(member, "{{\"type\":\"MODIFIED\",\"object\":{n}}}").unwrap();
+            member.flush().unwrap();
+        }
+        let stream = member.get_ref().clone();
+        for chunk_bytes in [1, 7, stream.len()] {
+            let mut flushes = FlushCounter::default();
+            assert_eq!(stream.chunks(chunk_bytes).map(|chunk| flushes.feed(chunk)).sum::<u64>(), 100);
         }
     }
 

@@ -112,7 +112,7 @@ async fn hold(watchers: &mut [BenchWatcher], sender: &HttpRequestSender, mut dri
 
 fn windows(shared: &WatchFleetState, role: WatcherRole) -> FlowControlWindows {
     match role {
-        WatcherRole::Reads => shared.windows,
+        WatcherRole::Reads | WatcherRole::Raw => shared.windows,
         WatcherRole::Slow(_) | WatcherRole::Stuck => {
             // A connection's window cannot be smaller than HTTP/2's initial value.
             FlowControlWindows { stream: NARROW_BYTES, connection: 65_535, socket: Some(NARROW_BYTES), as_go: false }

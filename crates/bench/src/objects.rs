@@ -54,7 +54,15 @@ impl WorkloadObjects {
 
     /// Returns the path of a namespace's collection.
     pub(super) fn collection(&self, namespace: &str) -> String {
-        format!("/api/v1/namespaces/{namespace}/{}", self.shape.collection())
+        match self.shape {
+            WorkloadObjectKind::Node => "/api/v1/nodes".to_owned(),
+            shape => format!("/api/v1/namespaces/{namespace}/{}", shape.collection()),
+        }
+    }
+
+    /// Returns the path that selects the workload's own objects of a namespace.
+    pub(super) fn own(&self, namespace: &str) -> String {
+        with(&self.collection(namespace), &format!("labelSelector=app%3Dbench,{}", SLOT.replace('/', "%2F")))
     }
 
     /// Returns the path of the collection that holds the `n`-th object.
@@ -85,6 +93,13 @@ impl WorkloadObjects {
                 );
                 format!(r#"{{"apiVersion":"v1","kind":"Pod",{meta},"spec":{spec}}}"#)
             }
+            WorkloadObjectKind::Event => {
+                let namespace = self.nth_namespace(n % self.namespaces);
+                let pod = format!(r#"{{"apiVersion":"v1","kind":"Pod","name":"{name}","namespace":"{namespace}"}}"#);
+                let event = r#""type":"Warning","reason":"BackOff","message":"Back-off restarting failed container""#;
+                format!(r#"{{"apiVersion":"v1","kind":"Event",{meta},"involvedObject":{pod},{event}}}"#)
+            }
+            WorkloadObjectKind::Node => format!(r#"{{"apiVersion":"v1","kind":"Node",{meta}}}"#),
         }
     }
 
@@ -253,11 +268,14 @@ mod tests {
 
     #[test]
     fn documents_are_json() {
-        for shape in ["pod", "configmap"] {
+        for shape in ["pod", "configmap", "event", "node"] {
             let objects = WorkloadObjects::of(&plan(&json!({"shape": shape})));
             let document: serde_json::Value = serde_json::from_str(&objects.document(3, 10)).unwrap();
             assert_eq!(document["metadata"]["annotations"][PADDING], filler(3, 10));
             assert_eq!(document["metadata"]["annotations"][WRITE_TIME], "0");
+            let (path, own) = (objects.path(3), objects.own("default"));
+            assert_eq!(path.contains("/namespaces/"), shape != "node", "{path}");
+            assert!(own.ends_with("?labelSelector=app%3Dbench,kube-fanout.io%2Fslot"), "{own}");
         }
     }
 }

@@ -65,6 +65,10 @@ pub enum SelectorKind {
 pub enum WorkloadObjectKind {
     Pod,
     Configmap,
+    /// A kind without a watch cache upstream.
+    Event,
+    /// A kind without namespaces.
+    Node,
 }
 
 impl WorkloadObjectKind {
@@ -72,6 +76,8 @@ impl WorkloadObjectKind {
         match self {
             Self::Pod => "pods",
             Self::Configmap => "configmaps",
+            Self::Event => "events",
+            Self::Node => "nodes",
         }
     }
 }

@@ -30,6 +30,9 @@ pub struct BenchPlan {
     pub watch_list: bool,
     /// Whether watches accept gzip.
     pub gzip: bool,
+    /// The percentage of connections whose compressed events are counted and not decompressed, so that the generator
+    /// does not compete with the server for the CPU. Latency is measured on the others.
+    pub gzip_raw: u32,
     /// The kinds of watches, if there are several instead of one.
     pub groups: Vec<WatchGroup>,
     /// The number of connections and watches that are opened at the same time.
@@ -119,6 +122,7 @@ impl Default for BenchPlan {
             non_matching: false,
             watch_list: false,
             gzip: false,
+            gzip_raw: 0,
             groups: Vec::new(),
             opening: 64,
             stream_window_kib: 1024,
@@ -207,6 +211,11 @@ impl BenchPlan {
         let of_pods =
             self.kinds().iter().any(|kind| kind.select == SelectorKind::Node && !kind.path.ends_with("/pods"));
         refuse(of_pods, "select: only pods are on nodes");
+        refuse(self.gzip_raw > 99 || self.gzip_raw > 0 && !self.gzip, "gzip-raw: needs gzip, and is at most 99");
+        let in_namespace =
+            |kind: &ResolvedWatchGroup| matches!(kind.select, SelectorKind::Namespace | SelectorKind::Name);
+        let has_none = self.shape == WorkloadObjectKind::Node && self.kinds().iter().any(in_namespace);
+        refuse(has_none, "select: nodes are in no namespace");
         refuse(
             self.gzip && (self.protocol == WatchProtocol::Ws || self.is_of_requests()),
             "gzip: only watches over HTTP can be compressed",

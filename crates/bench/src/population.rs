@@ -69,7 +69,7 @@ async fn measure(caller: &UnaryClient, objects: &WorkloadObjects, object_bytes: 
 pub(super) async fn delete(caller: &UnaryClient, objects: &WorkloadObjects) -> Result<(), BenchError> {
     let options = r#"{"kind":"DeleteOptions","apiVersion":"v1","gracePeriodSeconds":0}"#;
     for namespace in objects.namespaces() {
-        let path = objects.collection(&namespace);
+        let path = objects.own(&namespace);
         let reply = caller
             .send(Method::DELETE, &path, JSON, Bytes::from(options))
             .await

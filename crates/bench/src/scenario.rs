@@ -25,7 +25,7 @@ macro_rules! embedded {
 }
 
 /// The built-in scenarios: their names, and their files.
-pub const SCENARIOS: [(&str, &str); 26] = embedded!(
+pub const SCENARIOS: [(&str, &str); 27] = embedded!(
     "fifty-thousand",
     "gentle-go",
     "gentle-h1",
@@ -45,6 +45,7 @@ pub const SCENARIOS: [(&str, &str); 26] = embedded!(
     "nonmatching-namespace",
     "nonmatching-node",
     "pass-through",
+    "pods-165000",
     "resume-storm",
     "saturated-own-go",
     "saturated-own",

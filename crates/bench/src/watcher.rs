@@ -8,7 +8,7 @@ use http::{HeaderValue, StatusCode};
 use tokio::time::{Instant, sleep};
 
 use super::frame_classifier::ClassifiedFrame;
-use super::gzip_inflater::GzipInflater;
+use super::gzip_inflater::{FlushCounter, GzipInflater};
 use super::objects::with;
 use super::option_values::WatchStartMode;
 use super::shared::WatchFleetState;
@@ -28,6 +28,8 @@ const SHORT: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatcherRole {
     Reads,
+    /// A reader that counts compressed events after the initial state without decompressing them.
+    Raw,
     /// A reader that reads this many bytes per second.
     Slow(u32),
     Stuck,
@@ -216,12 +218,19 @@ impl BenchWatcher {
             (false, false) => StreamFraming::Lines,
         };
         let (began, mut is_empty, mut frames) = (Instant::now(), true, StreamFrameSplitter::new(framing));
+        let mut flushes = FlushCounter::default();
         while let Some(chunk) = body.chunk().await {
             let chunk = match chunk {
                 Ok(chunk) => chunk,
                 Err(error) => return error.into(),
             };
             is_empty &= chunk.is_empty();
+            if self.role == WatcherRole::Raw && self.live && inflater.is_some() {
+                let counts = &mut shared.tally.shard(self.lane).counts;
+                counts.bytes += chunk.len() as u64;
+                counts.deliveries += flushes.feed(&chunk);
+                continue;
+            }
             if let Some(ended) = self.take(&shared, inflater.as_mut(), &mut frames, &chunk) {
                 return ended;
             }
@@ -229,7 +238,7 @@ impl BenchWatcher {
                 sleep(Duration::from_secs_f64(chunk.len() as f64 / f64::from(bytes_per_s))).await;
             }
         }
-        if inflater.is_some_and(|inflater| !inflater.is_whole()) {
+        if self.role != WatcherRole::Raw && inflater.is_some_and(|inflater| !inflater.is_whole()) {
             return StreamOutcome::Broken("a stream that ended within a gzip member".to_owned());
         }
         if !self.live {

@@ -89,6 +89,9 @@ pub struct BenchLoadArguments {
     /// Accept gzip for watches, and decompress them
     #[arg(long)]
     pub gzip: bool,
+    /// Percentage of connections whose compressed events are counted, not decompressed [default: 0]
+    #[arg(long, value_name = "PERCENT")]
+    pub gzip_raw: Option<u32>,
     /// Connections and watches opened at the same time [default: 64]
     #[arg(long, value_name = "N")]
     pub opening: Option<usize>,
@@ -135,7 +138,7 @@ pub struct BenchLoadArguments {
     #[arg(long, value_name = "N")]
     pub object_bytes: Option<usize>,
     /// Kind of the objects [default: pod]
-    #[arg(long, value_parser = ["pod", "configmap"])]
+    #[arg(long, value_parser = ["pod", "configmap", "event", "node"])]
     pub shape: Option<String>,
     /// Prefix of the namespaces' names [default: kube-fanout-bench]
     #[arg(long, value_name = "NAME")]
