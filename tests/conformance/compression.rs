@@ -5,6 +5,7 @@ use std::io::Read;
 use futures_util::future::{join, join_all};
 use http::header::ACCEPT_ENCODING;
 
+use crate::bed::exemplar::exemplar_pod;
 use crate::bed::{self, Answer, Plan, Plane, Proxy, RequestSpec, fill, gunzip, log_line};
 use crate::reduced_costs::create;
 
