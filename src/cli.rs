@@ -1,15 +1,16 @@
 //! What the binaries share: exit codes, the log, the runtime, shutdown signals, and `serve` as a command.
 
 use std::fmt::Display;
-use std::future::pending;
+use std::future::poll_fn;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
+use std::task::Poll;
 
 use clap_mangen::{Man, generate_to};
 use futures_util::future::BoxFuture;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use parking_lot::Mutex;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{Level, Metadata};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
@@ -110,7 +111,7 @@ impl ProgramName {
     ) -> ExitCode {
         self.block_on(async {
             match ShutdownSignals::listen() {
-                Ok(signals) => command(Box::pin(signals.after(1))).await,
+                Ok(signals) => command(Box::pin(async move { signals.next().await })).await,
                 Err(error) => self.fail(cannot, &error),
             }
         })
@@ -203,7 +204,7 @@ impl ProgramName {
             return self.fail(EX_CONFIG, &error);
         }
         self.print(&address_lines(&bound));
-        match bound.run(signals.after(1), signals.after(2)).await {
+        match bound.run(signals.next(), signals.next()).await {
             Ok(()) => ExitCode::SUCCESS,
             Err(lost) => {
                 // Written by the log thread: a write to an unread stderr would block, and the process must end.
@@ -226,35 +227,22 @@ fn address_lines(bound: &BoundApp) -> String {
     clients.chain(ops).collect()
 }
 
-/// The number of SIGTERM and SIGINT signals so far. A task counts each one when it arrives: a future that is polled late
-/// would take two signals for one.
-struct ShutdownSignals(watch::Receiver<usize>);
+/// SIGTERM and SIGINT, whose number counts: a future for the second signal alone, first polled when the first one has been
+/// handled, would take both for one.
+struct ShutdownSignals(Mutex<[Signal; 2]>);
 
 impl ShutdownSignals {
     fn listen() -> std::io::Result<Self> {
-        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        let (count, received) = watch::channel(0);
-        tokio::spawn(async move {
-            loop {
-                tokio::select! {
-                    _ = terminate.recv() => {}
-                    _ = interrupt.recv() => {}
-                }
-                count.send_modify(|count| *count += 1);
-            }
-        });
-        Ok(Self(received))
+        Ok(Self(Mutex::new([signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?])))
     }
 
-    /// Completes after `count` signals.
-    fn after(&self, count: usize) -> impl Future<Output = ()> + use<> {
-        let mut received = self.0.clone();
-        async move {
-            if received.wait_for(|received| *received >= count).await.is_err() {
-                // The runtime ends, and with it whatever waits for a signal.
-                pending().await
-            }
-        }
+    /// Completes at the next signal.
+    async fn next(&self) {
+        poll_fn(|cx| {
+            let is_received = self.0.lock().iter_mut().any(|signal| signal.poll_recv(cx).is_ready());
+            if is_received { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
     }
 }
 
@@ -267,7 +255,7 @@ fn shows_no_wire(line: &Metadata<'_>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use rustix::process::{Signal, getpid, kill_process};
+    use rustix::process::{getpid, kill_process};
 
     use super::*;
 
@@ -275,10 +263,10 @@ mod tests {
     #[tokio::test]
     async fn second_signal_counts_before_anything_waits_for_it() {
         let signals = ShutdownSignals::listen().expect("handlers can be installed");
-        let (first, second) = (signals.after(1), signals.after(2));
+        let (first, second) = (signals.next(), signals.next());
         let mut terminate = signal(SignalKind::terminate()).expect("handlers can be installed");
         let mut send = async || {
-            kill_process(getpid(), Signal::TERM).expect("this process");
+            kill_process(getpid(), rustix::process::Signal::TERM).expect("this process");
             terminate.recv().await;
         };
         send().await;

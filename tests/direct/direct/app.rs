@@ -191,7 +191,7 @@ impl Plan {
 /// Addresses of the client listeners; addresses of the admin, health and metrics listeners.
 type Started = (Vec<String>, [Option<String>; 3]);
 
-/// With RUST_LOG set, all proxies of the test program log to stderr.
+/// With `RUST_LOG` set, all proxies of the test program log to stderr.
 fn log_on_request() {
     static INSTALLED: Once = Once::new();
     if std::env::var_os("RUST_LOG").is_some() {

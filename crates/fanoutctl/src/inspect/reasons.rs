@@ -94,11 +94,14 @@ mod tests {
         for reason in reasons {
             assert!(names.contains(&reason), "{reason}");
         }
-        // The reasons of forwarded requests, as a flat list.
+        // The reasons of forwarded requests: `Variant = "reason",` each.
         let code = include_str!("../../../../src/serve/route.rs");
-        let (_, list) = code.split_once("Self::NonResource => \"").expect("the reasons");
-        let (list, _) = list.split_once("\n        }\n").expect("their end");
-        for reason in format!("Self::NonResource => \"{list}").lines().filter_map(|line| line.split('"').nth(1)) {
+        let (_, variants) = code.split_once("enum ForwardReason {").expect("the reasons");
+        let (variants, _) = variants.split_once("\n    }\n").expect("their end");
+        let reasons: Vec<_> =
+            variants.lines().filter_map(|line| line.split_once(" = \"")?.1.split('"').next()).collect();
+        assert!(reasons.len() > 20, "{reasons:?}");
+        for reason in reasons {
             assert!(names.contains(&reason), "{reason}");
         }
     }
