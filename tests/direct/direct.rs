@@ -27,7 +27,7 @@ pub use blocks::{Shell, blocks, commands, has, repository, skipped, with};
 pub use client::{Answer, Client, Protocol, assert_alike};
 pub use event::{Ended, Event};
 pub use front::{Front, Near, Signer};
-pub use history::{History, assert_same};
+pub use history::{History, assert_same, without_ages};
 pub use io::{Dir, Io, Pair, Place, Trust, pair};
 pub use listening::Listening;
 pub use stub::{Behind, Failure, Reply, Stub, stub};

@@ -4,7 +4,7 @@
 use futures_util::future::join_all;
 use http::Method;
 
-use crate::direct::{self, Client, PODS, Protocol};
+use crate::direct::{self, Client, PODS, Protocol, without_ages};
 
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 
@@ -13,15 +13,6 @@ async fn table(client: Client, query: &'static str) -> String {
     let answer = call.send().await;
     assert_eq!((answer.status, answer.is_cached()), (200, false), "{}", answer.text());
     answer.text()
-}
-
-/// A Table without the ages of its rows (`7s`, `2m3s`), which differ from one second to the next.
-pub fn without_ages(table: &str) -> String {
-    let is_age = |cell: &&str| {
-        cell.ends_with(['s', 'm', 'h', 'd'])
-            && cell.split(['s', 'm', 'h', 'd']).all(|n| n.bytes().all(|b| b.is_ascii_digit()))
-    };
-    table.split('"').filter(|cell| !is_age(cell)).collect::<Vec<_>>().join("\"")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

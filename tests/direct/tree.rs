@@ -10,9 +10,8 @@ use kube_fanout::auth::AuthMode;
 use serde_json::json;
 
 use crate::direct::{
-    self, App, Client, History, PODS, Plan, Protocol, Watch, assert_same, eventually, upstream_client,
+    self, App, Client, History, PODS, Plan, Protocol, Watch, assert_same, eventually, upstream_client, without_ages,
 };
-use crate::tables::without_ages;
 
 const HOPS: &str = "kube-fanout-hops";
 const CAUSE: &str = "kube-fanout-cause";

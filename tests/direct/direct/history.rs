@@ -202,3 +202,12 @@ pub fn assert_same(who: &str, got: &[Event], expected: &[Event]) {
         body(here),
     );
 }
+
+/// A Table without the ages of its rows (`7s`, `2m3s`), which differ from one second to the next.
+pub fn without_ages(table: &str) -> String {
+    let is_age = |cell: &&str| {
+        cell.ends_with(['s', 'm', 'h', 'd'])
+            && cell.split(['s', 'm', 'h', 'd']).all(|n| n.bytes().all(|b| b.is_ascii_digit()))
+    };
+    table.split('"').filter(|cell| !is_age(cell)).collect::<Vec<_>>().join("\"")
+}
