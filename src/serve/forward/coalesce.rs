@@ -90,8 +90,6 @@ impl RequestCoalescer {
         match &*last {
             Some((arrived, response)) if number < *arrived => response.clone(),
             _ => {
-                // Frees the last response, because this one serves all that wait.
-                *last = None;
                 let arrived = group.arrived.load(Ordering::SeqCst);
                 let response =
                     timeout(RESPONSE_MAX, request).await.unwrap_or(Err(UpstreamError::Timeout(RESPONSE_MAX)));
