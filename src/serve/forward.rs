@@ -6,7 +6,7 @@ mod filtered_table;
 #[cfg(test)]
 mod tests;
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -23,8 +23,9 @@ use tokio::time::timeout;
 
 pub(crate) use self::coalesce::RequestCoalescer;
 
-use self::coalesce::{CoalesceKey, CoalescedResponse};
+use self::coalesce::{CoalesceError, CoalesceKey, CoalescedResponse};
 use crate::auth::{Caller, Impersonation};
+use crate::listing::LimitExceeded;
 use crate::net::RequestBody;
 use crate::serve::activity::metrics;
 use crate::serve::audit::ServedLocally;
@@ -62,7 +63,7 @@ const SHARED_ROWS_MAX: usize = 1_000;
 #[derive(Debug)]
 pub(crate) struct ForwardHandler {
     pub(crate) shared: Arc<ServeComponents>,
-    pub(crate) forwarder: RequestForwarder,
+    pub(crate) forwarder: Arc<RequestForwarder>,
     pub(crate) coalesced: RequestCoalescer,
 }
 
@@ -176,8 +177,8 @@ impl ForwardHandler {
         response.map(|body| ResponseBody::forwarded(body, permit, deadline))
     }
 
-    /// Answers a read by sharing the response with identical requests. The response is buffered. Each caller keeps its
-    /// permit while it waits, and with the response.
+    /// Answers a read by sharing the response with identical requests. The response is buffered. The permit is kept
+    /// until the last caller stops waiting and the upstream request has ended.
     ///
     /// Returns `None` if the response cannot be shared, because it is large or its user has no permits left. Each
     /// caller then sends its own request and reads at its own pace.
@@ -198,20 +199,29 @@ impl ForwardHandler {
             accept_encoding: encoding.map(str::to_owned),
             user_agent: context.user_agent.clone(),
         };
-        // Boxed, because the future is large, and is moved into another one.
-        let sending = Box::pin(async {
-            let mut copy = Request::new(no_body());
-            *copy.uri_mut() = Uri::from(path);
-            copy.headers_mut().clone_from(request.headers());
-            let response = self.forwarder.forward(&identity, ForwardPoolKind::Short, copy).await?;
-            let (status, mut headers) = (response.status(), response.headers().clone());
-            let body = self.shared.client.read_at_most(response, SHARED_BYTES_MAX).await?;
-            headers.remove(CONTENT_LENGTH);
-            let permit = Some(permit_for(&body, &self.shared.concurrency, flow.as_ref())?);
-            Ok(CoalescedResponse { status, headers, body, permit })
-        });
-        match self.coalesced.send(key, sending).await {
-            Ok(CoalescedResponse { status, headers, body, permit: bytes_permit }) => {
+        let (request_permit, headers) = (permit.clone(), request.headers().clone());
+        let parts = (self.shared.clone(), self.forwarder.clone());
+        let send = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
+            let ((shared, forwarder), identity) = (parts.clone(), identity.clone());
+            let (request_permit, flow) = (request_permit.clone(), flow.clone());
+            let mut request = Request::new(no_body());
+            *request.uri_mut() = Uri::from(path.clone());
+            request.headers_mut().clone_from(&headers);
+            Box::pin(async move {
+                let response = forwarder.forward(&identity, ForwardPoolKind::Short, request).await?;
+                let (status, mut headers) = (response.status(), response.headers().clone());
+                let body = match shared.client.read_at_most(response, SHARED_BYTES_MAX).await {
+                    Err(UpstreamError::TooLarge(_)) => return Err(CoalesceError::TooLarge),
+                    body => body?,
+                };
+                drop(request_permit);
+                headers.remove(CONTENT_LENGTH);
+                let permit = Some(permit_for(&body, &shared.concurrency, flow.as_ref())?);
+                Ok(CoalescedResponse { status, headers, body, permit })
+            })
+        };
+        match self.coalesced.send(key, &self.shared.tasks, Arc::new(send)).await {
+            Some(Ok(CoalescedResponse { status, headers, body, permit: bytes_permit })) => {
                 let whole =
                     BufferedResponseBody::from_bytes(body, bytes_permit.into_iter().chain([permit.clone()]).collect());
                 let mut response =
@@ -225,8 +235,11 @@ impl ForwardHandler {
                 }
                 Ok(Some(response))
             }
-            Err(error) if matches!(*error, UpstreamError::TooLarge(_)) => Ok(None),
-            Err(error) => Err(unreachable(&error)),
+            Some(Err(error)) => match &*error {
+                CoalesceError::TooLarge => Ok(None),
+                CoalesceError::Failed(error) => Err(unreachable(error)),
+            },
+            None => Err(Status::shutting_down()),
         }
     }
 
@@ -347,8 +360,8 @@ fn permit_for(
     body: &Bytes,
     concurrency: &ConcurrencyLimits,
     flow: Option<&FlowDistinguisher>,
-) -> Result<Arc<ConcurrencyPermit>, UpstreamError> {
-    concurrency.buffered(flow, body.len()).map(Arc::new).map_err(|_| UpstreamError::TooLarge(body.len()))
+) -> Result<Arc<ConcurrencyPermit>, CoalesceError> {
+    concurrency.buffered(flow, body.len()).map(Arc::new).map_err(|LimitExceeded(_)| CoalesceError::TooLarge)
 }
 
 /// Whether a Table is short enough to be buffered and shared: a single row, or one page. kubectl requests pages of 500.

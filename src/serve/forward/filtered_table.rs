@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::time::timeout;
 
-use super::coalesce::{CoalesceKey, CoalescedResponse};
+use super::coalesce::{CoalesceError, CoalesceKey, CoalescedResponse};
 use super::{ForwardHandler, SHARED_BYTES_MAX, unreachable};
 use crate::auth::{NamespaceAccess, ReadPermission, ReadableNamespaces};
 use crate::listing::{ListPageRequest, gzip};
@@ -25,6 +25,7 @@ use kubeapi::{ContinueToken, ContinueVersion, FlowDistinguisher, ObjectKey, Reso
 /// The rows of one upstream request, and the maximum size of the response in bytes, which bounds memory and the time to
 /// parse it. If a page exceeds it because its objects are large, smaller pages follow, until larger ones fit again.
 const PAGES: [(usize, usize); 4] = [(500, 2 << 20), (100, 2 << 20), (10, 2 << 20), (1, SHARED_BYTES_MAX)];
+const DRAINED: &str = "the proxy is shutting down; try again";
 const UNUSABLE: &str = "upstream's Table cannot be used; the proxy's log has the reason";
 const OTHER_COLUMNS: &str = "the columns changed while the rows were read; try again";
 
@@ -161,14 +162,17 @@ impl ForwardHandler {
             let _permit = self.shared.concurrency.forwards.acquire(table.flow.as_ref())?;
             match self.table_page(table.path(from, rows), bytes_max).await {
                 Ok(page) => return Ok(page),
-                Err(error) if matches!(*error, UpstreamError::TooLarge(_)) && *size + 1 < PAGES.len() => *size += 1,
-                Err(error) => return Err(failed(&error)),
+                Err(error) => match &*error {
+                    CoalesceError::TooLarge if *size + 1 < PAGES.len() => *size += 1,
+                    CoalesceError::TooLarge => return Err(failed(&UpstreamError::TooLarge(bytes_max))),
+                    CoalesceError::Failed(error) => return Err(failed(error)),
+                },
             }
         }
     }
 
     /// Requests a page as the proxy. Callers with the same query share it.
-    async fn table_page(&self, path: String, bytes_max: usize) -> Result<CoalescedResponse, Arc<UpstreamError>> {
+    async fn table_page(&self, path: String, bytes_max: usize) -> Result<CoalescedResponse, Arc<CoalesceError>> {
         let key = CoalesceKey {
             identity: RequestIdentity::ProxyItself,
             path_and_query: path.clone(),
@@ -176,14 +180,22 @@ impl ForwardHandler {
             accept_encoding: None,
             user_agent: None,
         };
-        let sending = Box::pin(async {
-            let (cause, kind) = (UpstreamRequestCause::Forwarded, UpstreamRequestKind::Short);
-            let response = self.shared.client.open(cause, kind, &path, TABLE_ACCEPT).await?;
-            let (status, headers) = (response.status(), response.headers().clone());
-            let body = self.shared.client.read_at_most(response, bytes_max).await?;
-            Ok(CoalescedResponse { status, headers, body, permit: None })
-        });
-        self.coalesced.send(key, sending).await
+        let client = self.shared.client.clone();
+        let send = move || -> std::pin::Pin<Box<dyn Future<Output = _> + Send>> {
+            let (client, path) = (client.clone(), path.clone());
+            Box::pin(async move {
+                let (cause, kind) = (UpstreamRequestCause::Forwarded, UpstreamRequestKind::Short);
+                let response = client.open(cause, kind, &path, TABLE_ACCEPT).await?;
+                let (status, headers) = (response.status(), response.headers().clone());
+                let body = match client.read_at_most(response, bytes_max).await {
+                    Err(UpstreamError::TooLarge(_)) => return Err(CoalesceError::TooLarge),
+                    body => body?,
+                };
+                Ok(CoalescedResponse { status, headers, body, permit: None })
+            })
+        };
+        let page = self.coalesced.send(key, &self.shared.tasks, Arc::new(send)).await;
+        page.unwrap_or_else(|| Err(Arc::new(UpstreamError::Unreachable(DRAINED.into()).into())))
     }
 }
 

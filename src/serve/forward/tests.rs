@@ -96,5 +96,5 @@ fn shared_response_above_list_budget_is_not_shared() {
         ConcurrencyLimits::new(&ConcurrencyConfig { lists_bytes_max: 2 << 10, ..ConcurrencyConfig::default() });
     let body = |bytes: usize| Bytes::from(vec![0; bytes]);
     assert!(permit_for(&body(1 << 10), &concurrency, None).is_ok());
-    assert!(matches!(permit_for(&body(64 << 10), &concurrency, None), Err(UpstreamError::TooLarge(_))));
+    assert!(matches!(permit_for(&body(64 << 10), &concurrency, None), Err(CoalesceError::TooLarge)));
 }

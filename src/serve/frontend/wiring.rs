@@ -59,7 +59,11 @@ impl HttpFrontend {
         let router = RequestRouter {
             reader: ReadHandler { shared: shared.clone(), sources: sources.clone(), scans: scans.clone() },
             watches: WatchOpener { shared: shared.clone(), sources, scans, metrics: WatchMetricsRegistry::default() },
-            forwarding: ForwardHandler { shared: shared.clone(), forwarder, coalesced: RequestCoalescer::default() },
+            forwarding: ForwardHandler {
+                shared: shared.clone(),
+                forwarder: Arc::new(forwarder),
+                coalesced: RequestCoalescer::default(),
+            },
             discovery: DiscoveryCache::new(shared.clone()),
             reviews: DownstreamReviewHandler::new(shared.clone()),
             shared: shared.clone(),
