@@ -193,8 +193,8 @@ impl RbacAuthorizer {
         self.update(|state| state.policy.clear_kind(kind));
     }
 
-    /// Records whether the feed of a kind is live; if not, since when. Tells `report` whether the feeds of all kinds are.
-    /// The lock is held meanwhile: the kinds change at the same time, and the last report must be of the last state.
+    /// Records whether the feed of a kind is live; if not, since when. Calls `report` with whether the feeds of all kinds
+    /// are, under the lock, because the kinds change concurrently and the last report must match the last state.
     pub(super) fn set_live(&self, kind: RbacKind, stale_since: Option<Instant>, report: impl FnOnce(bool)) {
         self.update(|state| {
             let feed = match (stale_since, state.feeds[kind as usize]) {

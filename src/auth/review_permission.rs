@@ -100,7 +100,8 @@ impl ReviewCreationPermission {
             let (mut state, mut backoff) = (self.state.subscribe(), Backoff::new(RECHECK));
             let mut is_first = true;
             loop {
-                if *state.borrow_and_update() == ReviewCreationState::Granted {
+                let now = *state.borrow_and_update();
+                if now == ReviewCreationState::Granted {
                     if guard.take().is_some() {
                         tracing::info!(resource, "the proxy's account may create reviews");
                     }
@@ -114,7 +115,7 @@ impl ReviewCreationPermission {
                 guard.get_or_insert_with(|| self.readiness_guard(&ready));
                 if !std::mem::take(&mut is_first) {
                     if let Some(checks) = failures.failed(Instant::now()) {
-                        let reason = self.reason();
+                        let reason = self.reason(now);
                         tracing::warn!(resource, checks, reason, "proxy not ready: it cannot create reviews");
                     }
                     let granted = state.wait_for(|state| *state == ReviewCreationState::Granted);
@@ -148,7 +149,9 @@ impl ReviewCreationPermission {
 
     fn readiness_guard(self: &Arc<Self>, ready: &ReadinessTracker) -> ReadinessGuard {
         let permission = self.clone();
-        ready.register(self.review_resource.resource).with_reason(move || Some(permission.reason()))
+        ready
+            .register(self.review_resource.resource)
+            .with_reason(move || Some(permission.reason(*permission.state.borrow())))
     }
 
     /// Returns what is not known while no review has been answered yet.
@@ -161,8 +164,8 @@ impl ReviewCreationPermission {
         format!("the apiserver has answered no {resource} since this proxy started, so {unknown}")
     }
 
-    fn reason(&self) -> String {
-        match *self.state.borrow() {
+    fn reason(&self, state: ReviewCreationState) -> String {
+        match state {
             ReviewCreationState::Unproven => self.unanswered(),
             ReviewCreationState::Granted => "being checked".to_owned(),
             ReviewCreationState::Refused(401) => "upstream rejects the proxy's credentials (401)".to_owned(),
