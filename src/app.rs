@@ -249,7 +249,7 @@ impl BoundApp {
         Box::pin(self.run_until(shutdown, abort))
     }
 
-    async fn run_until(self, shutdown: BoxFuture<'_, ()>, abort: BoxFuture<'_, ()>) -> Result<(), TaskPanicError> {
+    async fn run_until(self, mut shutdown: BoxFuture<'_, ()>, abort: BoxFuture<'_, ()>) -> Result<(), TaskPanicError> {
         let Self {
             listeners,
             ops,
@@ -306,7 +306,7 @@ impl BoundApp {
         drop(watch);
         drop(frontend);
         tasks.spawn_on_each("pulse", || heartbeat.beat().map(|never| match never {}));
-        let ended = until_stopped(shutdown, &tasks, &audit_tasks).await;
+        let ended = until_stopped(&mut shutdown, &tasks, &audit_tasks).await;
         let config = settings.running.get();
         let stopping = ready.register("shutting down");
         tracing::info!(grace = ?config.drain, "draining open connections");
@@ -316,10 +316,17 @@ impl BoundApp {
                 ops.stop();
             }
         }
+        let aborted = async {
+            // The drain after a panic began without the request.
+            if ended.is_err() {
+                shutdown.await;
+            }
+            abort.await;
+        };
         let in_time = tokio::select! {
             biased;
             in_time = trigger.drain(config.drain) => in_time,
-            () = abort => false,
+            () = aborted => false,
         };
         tracing::info!(in_time, "drain finished");
         tasks.join().await;
@@ -334,7 +341,7 @@ impl BoundApp {
 
 /// Returns when the application must end: on a shutdown request, or when a required task was lost.
 async fn until_stopped(
-    shutdown: BoxFuture<'_, ()>,
+    shutdown: &mut BoxFuture<'_, ()>,
     tasks: &BackgroundTasks,
     audit_tasks: &BackgroundTasks,
 ) -> Result<(), TaskPanicError> {

@@ -227,8 +227,7 @@ fn address_lines(bound: &BoundApp) -> String {
     clients.chain(ops).collect()
 }
 
-/// SIGTERM and SIGINT, whose number counts: a future for the second signal alone, first polled when the first one has been
-/// handled, would take both for one.
+/// SIGTERM and SIGINT. All waits share one receiver of each, so that every signal is counted once.
 struct ShutdownSignals(Mutex<[Signal; 2]>);
 
 impl ShutdownSignals {
