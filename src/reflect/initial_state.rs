@@ -108,10 +108,12 @@ impl UpstreamLister<'_> {
                     // This frame is not sent to clients, so only the body is kept.
                     staged.push(self.upstream.reader.detached(change.object)).map_err(over_budget)?;
                 }
-                StreamItem::Change { change, .. } => return Err(UpstreamError::NotInitial(change.event_type).into()),
+                StreamItem::Change { change, .. } => {
+                    return Err(stream.failed(UpstreamError::NotInitial(change.event_type).into()));
+                }
                 StreamItem::Bookmark { object, rv, initial_events_end: true } => {
-                    let template =
-                        BookmarkTemplate::from_object(&self.spec.envelope(), &object).map_err(UpstreamError::Wire)?;
+                    let template = BookmarkTemplate::from_object(&self.spec.envelope(), &object)
+                        .map_err(|error| stream.failed(UpstreamError::Wire(error).into()))?;
                     stream.end_list().await?;
                     let (snapshot, servers) = (staged.finish(rv), vec![stream.server().clone()]);
                     let is_from_memory = stream.is_from_memory();

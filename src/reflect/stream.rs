@@ -142,7 +142,8 @@ impl FeedTaskContext {
         headers(&self.feed.spec.key, kind, accept, self.wants_plain.load(Ordering::Relaxed))
     }
 
-    /// Records that a list could not be read. If its compressed body is damaged, the next request is for a plain one.
+    /// Records that a list could not be read. If its compressed body is damaged, later lists are requested plain, and the
+    /// next stream with whole events.
     pub(super) fn record_failed_list(&self, error: &UpstreamError) {
         if let UpstreamError::Wire(WireError::Gzip) = error {
             self.wants_plain.store(true, Ordering::Relaxed);
@@ -205,11 +206,19 @@ impl UpstreamWatchStream {
         Ok(item)
     }
 
-    /// Records how the stream failed. If only a proxy could have sent what cannot be read, the next stream is plain.
-    fn failed(&self, ended: WatchStreamEnd) -> WatchStreamEnd {
-        let WatchStreamEnd::Failed(UpstreamError::Wire(error)) = ended else { return ended };
-        // The checksum of what was decoded has not been received.
-        let error = if self.body.is_in_compressed_part() { WireError::Gzip } else { error };
+    /// Records how the stream failed. If only a proxy could have sent what cannot be read, later streams and lists are
+    /// requested plain.
+    pub(super) fn failed(&self, ended: WatchStreamEnd) -> WatchStreamEnd {
+        let error = match ended {
+            // The checksum of what was decoded has not been received.
+            WatchStreamEnd::Failed(UpstreamError::Wire(_) | UpstreamError::NotInitial(_))
+                if self.body.is_in_compressed_part() =>
+            {
+                WireError::Gzip
+            }
+            WatchStreamEnd::Failed(UpstreamError::Wire(error)) => error,
+            ended => return ended,
+        };
         if let WireError::Gzip | WireError::Delta(_) = error {
             self.wants_plain.store(true, Ordering::Relaxed);
         }

@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use futures_util::future::OptionFuture;
+use futures_util::future::{FutureExt as _, OptionFuture};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
@@ -99,6 +99,10 @@ impl ApiDefinitionWatcher {
                             cursor = None;
                             self.disconnected().await;
                             break;
+                        }
+                        // A burst is one change.
+                        while cursor.as_mut().and_then(|cursor| pull(cursor, &mut frames).now_or_never()) == Some(true) {
+                            frames.clear();
                         }
                         self.retrier.catalog.mark_changed();
                         sleep(REACTION_DELAY).await;

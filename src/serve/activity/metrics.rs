@@ -198,9 +198,9 @@ pub(crate) fn audit_failing(is_failing: bool) {
     gauge!("kube_fanout_audit_failing").set(if is_failing { 1.0 } else { 0.0 });
 }
 
-/// Counts a GET or LIST that may share an upstream response.
-pub(crate) fn coalesced() {
-    counter!("kube_fanout_coalesced_requests_total").increment(1);
+/// Counts GETs and LISTs that share an upstream response.
+pub(crate) fn coalesced(requests: usize) {
+    counter!("kube_fanout_coalesced_requests_total").increment(requests as u64);
 }
 
 /// Registers the descriptions of this module's metrics; docs/METRICS.md lists all metrics.
