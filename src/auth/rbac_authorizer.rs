@@ -287,3 +287,21 @@ impl RbacAuthorizerState {
         self.is_mixed &= !is_live;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn feeds_are_reported_in_the_order_of_their_changes() {
+        let rbac = RbacAuthorizer::new(&AuthConfig::default());
+        let mut reports = Vec::new();
+        for kind in RbacKind::ALL {
+            rbac.set_live(kind, None, |is_watched| {
+                assert!(rbac.state.is_locked_exclusive(), "no other change can be reported in between");
+                reports.push(is_watched);
+            });
+        }
+        assert_eq!(reports, [false, false, false, true]);
+    }
+}

@@ -1,14 +1,9 @@
 //! Tests of permissions from RBAC while changes of RBAC are watched.
 
-use std::sync::Barrier;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
-use std::thread;
-
 use tokio::time::sleep;
 
 use super::*;
-use crate::auth::{NamespaceAccess, RbacKind};
+use crate::auth::NamespaceAccess;
 
 const RBAC: &str = r#"RBAC: allowed by ClusterRoleBinding "b" of ClusterRole "c" to User "ada""#;
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
@@ -231,32 +226,4 @@ async fn downstream_proxy_access_is_reviewed_as_rarely_as_a_watch() {
         sleep(seconds(4)).await;
         assert!(!scene.authorizer.allows_proxy(&caller, &asks).await, "{reason}");
     }
-}
-
-/// The feed of each kind reports from a task of its own, and the last report must be of the last state.
-#[tokio::test]
-async fn changes_are_watched_exactly_while_the_feeds_of_all_kinds_are_live() {
-    const ROUNDS: usize = 500;
-    let scene = patient_scene();
-    let (together, wrong) = (Barrier::new(RbacKind::ALL.len()), AtomicUsize::new(0));
-    let judge = |is_watched: bool| {
-        together.wait();
-        let is_wrong = scene.authorizer.policy_unchanged_since().is_some() != is_watched;
-        wrong.fetch_add(usize::from(is_wrong), Relaxed);
-        together.wait();
-    };
-    let report = |kind| {
-        for _ in 0..ROUNDS {
-            scene.authorizer.set_policy_feed(kind, Some(Instant::now()));
-            together.wait();
-            scene.authorizer.set_policy_feed(kind, None);
-            judge(true);
-            // One kind breaks while the others report again that they are live.
-            scene.authorizer.set_policy_feed(kind, (kind == RbacKind::Role).then(Instant::now));
-            judge(false);
-        }
-    };
-    let report = &report;
-    thread::scope(|scope| RbacKind::ALL.iter().for_each(|kind| drop(scope.spawn(move || report(*kind)))));
-    assert_eq!(wrong.into_inner(), 0);
 }
