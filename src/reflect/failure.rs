@@ -23,6 +23,17 @@ pub(super) enum ReflectorStepError {
     OutOfOrder(#[from] OutOfOrderChange),
 }
 
+/// What a failure concerns, which decides how the feed goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FailureScope {
+    /// The path to upstream.
+    Connection,
+    /// A response that cannot be read.
+    Response,
+    /// This feed, or its permissions.
+    Feed,
+}
+
 /// Converts an error into the failure that either ends the feed or leads to a retry.
 pub(super) fn classify(error: UpstreamError) -> ReflectorStepError {
     match &error {
@@ -71,23 +82,24 @@ pub(super) fn refuses_watch_list(error: &UpstreamError) -> bool {
 }
 
 impl ReflectorStepError {
-    /// Returns the failure as a metric label, and whether it concerns the path to upstream rather than this feed.
-    fn class(&self) -> (&'static str, bool) {
+    /// Returns the failure as a metric label, and what it concerns.
+    fn class(&self) -> (&'static str, FailureScope) {
+        use FailureScope::{Connection, Feed, Response};
         match self {
-            Self::FeedTerminated(_) => ("feed_terminated", false),
-            Self::OutOfOrder(_) => ("out_of_order", false),
-            Self::Stream(WatchStreamEnd::Closed) => ("closed_at_once", true),
-            Self::Stream(WatchStreamEnd::IdleTimeout) => ("idle_timeout", true),
+            Self::FeedTerminated(_) => ("feed_terminated", Feed),
+            Self::OutOfOrder(_) => ("out_of_order", Feed),
+            Self::Stream(WatchStreamEnd::Closed) => ("closed_at_once", Connection),
+            Self::Stream(WatchStreamEnd::IdleTimeout) => ("idle_timeout", Connection),
             Self::Stream(WatchStreamEnd::Failed(error)) | Self::Upstream(error) => match error {
-                error if error.is_untrusted() => ("untrusted", true),
-                UpstreamError::Unreachable(_) => ("unreachable", true),
-                UpstreamError::ConnectionLost(_) => ("connection_lost", true),
-                UpstreamError::Timeout(_) => ("timeout", true),
+                error if error.is_untrusted() => ("untrusted", Connection),
+                UpstreamError::Unreachable(_) => ("unreachable", Connection),
+                UpstreamError::ConnectionLost(_) => ("connection_lost", Connection),
+                UpstreamError::Timeout(_) => ("timeout", Connection),
                 // A difference between proxies cannot be applied. The next stream has whole events.
-                UpstreamError::Wire(WireError::Delta(error)) => (error.as_str(), true),
-                UpstreamError::Credentials(_) => ("credentials", false),
-                UpstreamError::Refused(_) | UpstreamError::Unsendable(_) => ("refused", false),
-                UpstreamError::OverBudget => ("over_budget", false),
+                UpstreamError::Wire(WireError::Delta(error)) => (error.as_str(), Connection),
+                UpstreamError::Credentials(_) => ("credentials", Feed),
+                UpstreamError::Refused(_) | UpstreamError::Unsendable(_) => ("refused", Feed),
+                UpstreamError::OverBudget => ("over_budget", Feed),
                 UpstreamError::InvalidRequest(_)
                 | UpstreamError::OtherDocument(_)
                 | UpstreamError::OtherRepresentation { .. }
@@ -95,7 +107,7 @@ impl ReflectorStepError {
                 | UpstreamError::EndlessPages
                 | UpstreamError::HiddenDefinitions
                 | UpstreamError::TooLarge(_)
-                | UpstreamError::Wire(_) => ("unreadable", false),
+                | UpstreamError::Wire(_) => ("unreadable", Response),
             },
         }
     }
@@ -107,12 +119,12 @@ impl ReflectorStepError {
 
     /// Whether the failure concerns the path to upstream rather than this feed.
     pub(super) fn is_connection(&self) -> bool {
-        self.class().1
+        self.class().1 == FailureScope::Connection
     }
 
     /// Whether upstream's response cannot be read.
     pub(super) fn is_unreadable(&self) -> bool {
-        self.as_str() == "unreadable"
+        self.class().1 == FailureScope::Response
     }
 
     fn error(&self) -> Option<&UpstreamError> {
