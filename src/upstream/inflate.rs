@@ -7,6 +7,8 @@ use crate::wire::WireError;
 /// inflated body hold before it costs memory.
 pub(super) struct GzipBody {
     inflate: Inflate,
+    /// The room that each piece is inflated into.
+    piece: Box<[u8]>,
     /// The received bytes that are not inflated yet.
     input: Bytes,
     /// Whether the plain rest of the body follows.
@@ -22,7 +24,8 @@ const WINDOW_BITS: u8 = 15 + 16;
 
 impl GzipBody {
     pub(super) fn new(is_prefix: bool) -> Self {
-        Self { inflate: Inflate::new(true, WINDOW_BITS), input: Bytes::new(), is_prefix, is_whole: false }
+        let (inflate, piece) = (Inflate::new(true, WINDOW_BITS), vec![0; PIECE_BYTES_MAX].into());
+        Self { inflate, piece, input: Bytes::new(), is_prefix, is_whole: false }
     }
 
     /// Appends received bytes after [`next`](Self::next) has returned `None`.
@@ -35,20 +38,18 @@ impl GzipBody {
     /// # Errors
     /// [`WireError::Gzip`] if the bytes are not gzip, their checksum is wrong, or more than a member was received.
     pub(super) fn next(&mut self) -> Result<Option<Bytes>, WireError> {
-        let mut piece = Vec::new();
+        let (read, written) = (self.inflate.total_in(), self.inflate.total_out());
+        let len = |len| usize::try_from(len).expect("the length of a slice");
         if !self.is_whole {
-            piece.resize(PIECE_BYTES_MAX, 0);
-            let (read, written) = (self.inflate.total_in(), self.inflate.total_out());
-            let state = self.inflate.decompress(&self.input, &mut piece, InflateFlush::NoFlush);
+            let state = self.inflate.decompress(&self.input, &mut self.piece, InflateFlush::NoFlush);
             self.is_whole = state.map_err(|_| WireError::Gzip)? == StreamState::StreamEnd;
-            let len = |len| usize::try_from(len).expect("the length of a slice");
             self.input.advance(len(self.inflate.total_in() - read));
-            piece.truncate(len(self.inflate.total_out() - written));
         }
         if self.is_whole && !self.is_prefix && !self.input.is_empty() {
             return Err(WireError::Gzip);
         }
-        Ok(Some(piece).filter(|piece| !piece.is_empty()).map(|piece| Bytes::copy_from_slice(&piece)))
+        let piece = &self.piece[..len(self.inflate.total_out() - written)];
+        Ok((!piece.is_empty()).then(|| Bytes::copy_from_slice(piece)))
     }
 
     /// Returns the first bytes of the plain rest once the compressed part has ended.
