@@ -131,8 +131,8 @@ impl FeedEvent {
     }
 
     /// Returns the frame of this event for a downstream proxy that has the previous object, as the difference to it. If
-    /// no previous state is known, or the frame is large, that is the frame itself. The cost of making the difference is subtracted from
-    /// `budget`.
+    /// no previous state is known, or the frame is large, that is the frame itself. The cost of making the difference is
+    /// subtracted from `budget`.
     pub(super) fn delta_as(
         &self,
         event_type: EventType,

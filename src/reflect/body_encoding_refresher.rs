@@ -18,7 +18,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 
 use crate::upstream::UpstreamServer;
-use base::{Backoff, random};
+use base::{Backoff, BackoffBounds, random};
 
 use super::body_encoder_tracker::{BodyEncoderMatch, BodyEncoderState, BodyEncoderTracker};
 use super::feed_client::FeedTaskContext;
@@ -46,8 +46,8 @@ struct BodyEncodingRefreshLimit {
 }
 
 impl BodyEncodingRefreshLimit {
-    const SPREAD: Duration = Duration::from_secs(60);
-    const SPREAD_MAX: Duration = Duration::from_secs(20 * 60);
+    const SPREAD: BackoffBounds =
+        BackoffBounds { first: Duration::from_secs(60), longest: Duration::from_secs(20 * 60) };
     /// The time between two renewals above which they are treated as unrelated.
     const REST: Duration = Duration::from_secs(10 * 60);
 
@@ -55,7 +55,7 @@ impl BodyEncodingRefreshLimit {
     fn next(&mut self, now: Instant) -> (Duration, bool) {
         let rested = self.last.is_none_or(|last| now.duration_since(last) >= Self::REST);
         self.doublings = if rested { 0 } else { (self.doublings + 1).min(16) };
-        let longest = Self::SPREAD.saturating_mul(1 << self.doublings).min(Self::SPREAD_MAX);
+        let longest = Self::SPREAD.doubled(self.doublings + 1);
         // A second immediate renewal is allowed, because an upgrade may be rolled back.
         (longest, self.doublings <= 1)
     }

@@ -35,7 +35,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::cache::{FeedSnapshot, FeedState, FeedStateId};
 use crate::upstream::{BODY_BYTES_MAX, UpstreamError, UpstreamRequestCause};
-use base::random;
+use base::{BackoffBounds, random};
 use kubeapi::{ObjectKey, ResourceVersion};
 
 use super::continuity::{HistoryComparison, compare, object_versions};
@@ -84,9 +84,8 @@ const CATCH_UP_SECONDS: u64 = 3;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The timeout of a proof. A later proof is of no use to the waiting readers.
 const PROOF_MAX: Duration = Duration::from_secs(10);
-/// The delay after a failed request; doubled after each further failure in a row.
-const RETRY: Duration = Duration::from_millis(200);
-const RETRY_MAX: Duration = Duration::from_secs(5);
+/// The delays after failed requests.
+const RETRY: BackoffBounds = BackoffBounds { first: Duration::from_millis(200), longest: Duration::from_secs(5) };
 
 /// Counts failures in a row, for the backoff. Many readers may need a proof, and many proxies may send requests to an
 /// overloaded server.
@@ -100,8 +99,7 @@ impl ConsecutiveFailureCount {
 
     /// Waits with jitter, twice as long as the last time.
     async fn backoff(&self) {
-        let doublings = self.0.fetch_add(1, Ordering::Relaxed).min(8);
-        let wait = RETRY.saturating_mul(1 << doublings).min(RETRY_MAX);
+        let wait = RETRY.doubled(self.0.fetch_add(1, Ordering::Relaxed).saturating_add(1));
         tokio::time::sleep(wait.mul_f64(0.5 + random::f64())).await;
     }
 }
@@ -297,7 +295,7 @@ impl FreshnessProver {
             self.prove_by_catching_up(false).await.map(|()| None)
         } else {
             // Only a reflector that is watching can use the result of a catch-up.
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(RETRY.first).await;
             Ok(None)
         };
         match proven {

@@ -25,13 +25,14 @@ pub(super) use query::QueryString;
 use reading::RecordingClient;
 
 use super::run_context::{RngStream, VerifyRunContext, between};
+use base::BackoffBounds;
 
 /// The period within which clients start, so that they do not start at once.
 const BEGIN_WITHIN: Duration = Duration::from_millis(500);
 /// The start interval per client, which limits how many start within `BEGIN_WITHIN`.
 const BEGIN_EACH: Duration = Duration::from_millis(3);
 /// The first and the longest pause after a failure.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+const BACKOFF: BackoffBounds = BackoffBounds { first: Duration::from_millis(100), longest: Duration::from_secs(5) };
 
 /// Runs one client until it must leave.
 pub(super) async fn run(scene: Arc<VerifyRunContext>, client: u32) {
@@ -61,8 +62,6 @@ async fn follow(scene: &VerifyRunContext, client: u32, behaviour: ClientBehaviou
 
 /// Returns the pause after this many consecutive failures. `retry_after` is the server's Retry-After in seconds.
 fn backoff(rng: &mut fastrand::Rng, failures: u32, retry_after: u64) -> Duration {
-    let (first, longest) = BACKOFF;
-    let wait = first.saturating_mul(1 << failures.saturating_sub(1).min(10)).min(longest);
-    let requested = Duration::from_secs(retry_after).min(longest);
-    wait.max(requested).mul_f64(0.5 + rng.f64())
+    let requested = Duration::from_secs(retry_after).min(BACKOFF.longest);
+    BACKOFF.doubled(failures).max(requested).mul_f64(0.5 + rng.f64())
 }
