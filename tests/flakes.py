@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Runs the tests of `make test` repeatedly, to find those that can fail by chance: `make flakes RUNS=20`.
 
-Busy loops use all processors during each run (--quiet: without them). --stalls stops each program repeatedly for some
+Busy loops use all processors during each run (--quiet: without them). --jobs N has N runs at a time. --stalls stops each program repeatedly for some
 seconds, like an overcommitted machine. --alone runs each test once in its own process. Each failure is printed with its
 output and kept in target/flakes. Nothing is retried. A test may pass only because some time-out ended a hang; so each
 test that took very long is printed too. Exits with 1 if anything failed."""
 
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -97,6 +98,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--runs", type=int, default=20, help="how many times all of them run (default: 20)")
     parser.add_argument("--quiet", action="store_true", help="without busy loops")
+    parser.add_argument("--jobs", type=int, default=1, help="how many runs at a time (default: 1)")
     parser.add_argument("--stalls", action="store_true", help="stop each program again and again for some seconds")
     parser.add_argument("--alone", action="store_true", help="also run each test once in a process of its own")
     parser.add_argument("--only", nargs="*", default=[], metavar="PROGRAM", help="lib, direct, conformance, …")
@@ -120,18 +122,20 @@ def main():
             failures.append(f"{what}: {name} {test}, see {log.relative_to(ROOT)}")
             print(f"\n==== FAILED, {what}: {name} {test}\n{output_of(test, output)}", flush=True)
 
+    def run_all(nth):
+        for name, path in chosen:
+            began = time.monotonic()
+            passed, output, failed = run(path, arguments.filter, arguments.stalls)
+            result = re.search(r"^test result: (.*?) finished in", output, re.M)
+            outcome = result.group(1) if result else "no result"
+            slow = "".join(f"\n  slow: {name} {test}: {seconds:.0f} s" for seconds, test in slow_in(output))
+            print(f"run {nth} of {arguments.runs}: {name}: {outcome} {time.monotonic() - began:.0f} s{slow}", flush=True)
+            if not passed:
+                note(f"run {nth}", name, output, failed)
+
     try:
-        for nth in range(1, arguments.runs + 1):
-            for name, path in chosen:
-                began = time.monotonic()
-                passed, output, failed = run(path, arguments.filter, arguments.stalls)
-                result = re.search(r"^test result: (.*?) finished in", output, re.M)
-                outcome = result.group(1) if result else "no result"
-                print(f"run {nth} of {arguments.runs}: {name}: {outcome} {time.monotonic() - began:.0f} s", flush=True)
-                for seconds, test in slow_in(output):
-                    print(f"  slow: {name} {test}: {seconds:.0f} s", flush=True)
-                if not passed:
-                    note(f"run {nth}", name, output, failed)
+        with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+            list(pool.map(run_all, range(1, arguments.runs + 1)))
         if arguments.alone:
             for name, path in chosen:
                 tests = [t for t in tests_of(path) if not arguments.filter or any(f in t for f in arguments.filter)]

@@ -41,7 +41,7 @@ use tokio::time::{sleep, timeout};
 pub use certificate::{Authority, write_bundle};
 pub use drive::{Driving, Outcome, kubectl};
 pub use fill::fill;
-pub use frames::{Frame, gunzip};
+pub use frames::{Frame, Unframed, gunzip};
 pub use http::{Answer, Http, NO_PROOF, NoAnswer, Protocol, RequestSpec, TOO_LARGE, Target, proven, version_of};
 pub use identity::{Account, Identity};
 pub use metrics::Metrics;

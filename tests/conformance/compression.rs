@@ -1,12 +1,16 @@
 //! Clients that accept gzip receive at most a thousandth more bytes than from the apiserver (R-GZIP-1).
 
-use std::io::Read;
+use std::io::{Read, Write};
 
+use bytes::{Bytes, BytesMut};
+use flate2::bufread::GzDecoder;
+use flate2::write::MultiGzDecoder;
 use futures_util::future::{join, join_all};
 use http::header::ACCEPT_ENCODING;
+use http_body_util::BodyExt;
 
 use crate::bed::exemplar::exemplar_pod;
-use crate::bed::{self, Answer, Plan, Plane, Proxy, RequestSpec, fill, gunzip, log_line};
+use crate::bed::{self, Answer, Frame, Http, Plan, Plane, Proxy, RequestSpec, Unframed, fill, log_line, within};
 use crate::reduced_costs::create;
 
 const JSON: &str = "application/json";
@@ -16,7 +20,7 @@ const SENSITIVE: &str = "feeds:\n  sensitive: [secrets]\n";
 /// The content of one gzip member, after which nothing may follow.
 fn gunzipped(answer: &Answer, what: &str) -> Vec<u8> {
     assert_eq!(answer.header("content-encoding"), "gzip", "{what}");
-    let (mut plain, mut decoder) = (Vec::new(), flate2::bufread::GzDecoder::new(answer.body.as_ref()));
+    let (mut plain, mut decoder) = (Vec::new(), GzDecoder::new(answer.body.as_ref()));
     decoder.read_to_end(&mut plain).unwrap_or_else(|error| panic!("{what}: {error}"));
     assert!(decoder.into_inner().is_empty(), "{what}: one member");
     plain
@@ -67,23 +71,42 @@ async fn compare(bed: &Plane, proxy: &Proxy, (what, path): (&str, &str), form: &
     assert!(mine <= its + its / 1000, "{what}: {mine} bytes, and from the apiserver {its}");
 }
 
-/// Returns the frames of a watch, without the bookmarks.
-fn events<'a>(form: &str, text: &'a [u8]) -> Vec<&'a [u8]> {
-    let (mut rest, mut frames) = (text, Vec::new());
-    while !rest.is_empty() {
-        let end = if form == JSON {
-            rest.iter().position(|byte| *byte == b'\n').map_or(rest.len(), |at| at + 1)
-        } else {
-            let prefix = *rest.first_chunk().expect("a whole frame");
-            4 + u32::from_be_bytes(prefix) as usize
-        };
-        let (frame, others) = rest.split_at(end);
-        frames.push(frame);
-        rest = others;
-    }
-    frames.retain(|frame| !frame.windows(8).any(|window| window == b"BOOKMARK"));
-    frames
+/// The initial state that a compressed watch-list has sent.
+struct InitialState {
+    /// With the compressed bytes that have arrived.
+    answer: Answer,
+    plain: Vec<u8>,
+    /// Without the bookmark that ends it.
+    events: Vec<Frame>,
 }
+
+/// Opens a compressed watch-list, and reads it until the bookmark that ends its initial state.
+async fn initial_state(http: &Http, request: RequestSpec) -> InitialState {
+    let what = request.path.clone();
+    let (head, mut body) = http.send(request).await.into_parts();
+    let mut answer = Answer { status: head.status, headers: head.headers, body: Bytes::new() };
+    let (mut frames, mut decoder) = (Unframed::new(answer.content_type()), MultiGzDecoder::new(Vec::new()));
+    let (mut compressed, mut plain, mut events) = (BytesMut::new(), Vec::new(), Vec::new());
+    loop {
+        let chunk = within(&what, body.frame()).await.expect("the bookmark comes before the end").expect("a frame");
+        let Some(chunk) = chunk.data_ref() else { continue };
+        compressed.extend_from_slice(chunk);
+        decoder.write_all(chunk).and_then(|()| decoder.flush()).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let inflated = std::mem::take(decoder.get_mut());
+        frames.push(&inflated);
+        plain.extend_from_slice(&inflated);
+        while let Some(frame) = frames.next() {
+            let (Frame::Json(bytes) | Frame::Protobuf(bytes)) = &frame;
+            if bytes.windows(INITIAL_EVENTS_END.len()).any(|window| window == INITIAL_EVENTS_END) {
+                answer.body = compressed.freeze();
+                return InitialState { answer, plain, events };
+            }
+            events.push(frame);
+        }
+    }
+}
+
+const INITIAL_EVENTS_END: &[u8] = b"k8s.io/initial-events-end";
 
 /// Reads a compressed watch-list from both servers. Returns how many bytes the proxy and the apiserver sent.
 async fn compare_watch_list(
@@ -94,18 +117,19 @@ async fn compare_watch_list(
 ) -> (usize, usize) {
     const STATE: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
     let what = format!("{count} {what} in {}", form.trim_start_matches("application/"));
-    let path = format!("{path}?timeoutSeconds=8&{STATE}");
-    let request = RequestSpec::get(&path).accept(form).header(ACCEPT_ENCODING, "gzip");
-    let (ours, theirs) = (proxy.client().fetch(request.clone()).await, bed.direct().fetch(request).await);
+    let request = RequestSpec::get(&format!("{path}?{STATE}")).accept(form).header(ACCEPT_ENCODING, "gzip");
+    let ours = initial_state(&proxy.client(), request.clone()).await;
+    let theirs = initial_state(&bed.direct(), request).await;
     for header in ["content-type", "content-encoding", "vary"] {
-        assert_eq!(ours.header(header), theirs.header(header), "{what}: {header}");
+        assert_eq!(ours.answer.header(header), theirs.answer.header(header), "{what}: {header}");
     }
-    assert!(ours.is_cached(), "{what}");
-    let (mine, its) = (gunzipped(&ours, &what), gunzip(&theirs.body));
-    let (ours_seen, theirs_seen) = (events(form, &mine), events(form, &its));
-    assert_eq!(theirs_seen.len(), count, "{what}");
-    assert!(ours_seen == theirs_seen, "{what}: other events");
-    let (plain, ours, theirs) = (mine.len(), ours.body.len(), theirs.body.len());
+    assert!(ours.answer.is_cached(), "{what}");
+    assert_eq!(theirs.events.len(), count, "{what}");
+    assert!(ours.events == theirs.events, "{what}: other events");
+    let mut first_member = Vec::new();
+    let ends_here = GzDecoder::new(ours.answer.body.as_ref()).read_to_end(&mut first_member);
+    assert!(ends_here.is_err() && first_member == ours.plain, "{what}: one member, and it is still open");
+    let (plain, ours, theirs) = (ours.plain.len(), ours.answer.body.len(), theirs.answer.body.len());
     log_line(&format!("{what}: {plain} bytes, compressed {ours}, by the apiserver {theirs}"));
     (ours, theirs)
 }
