@@ -166,7 +166,7 @@ async fn rotated_key_and_outage_are_handled() {
     let old = account.token(&bench.direct).await;
     bench.until_verified(&old).await;
     let pair = rcgen::KeyPair::generate().expect("a key");
-    bench.bed.stop_apiserver().await;
+    bench.bed.kill_apiserver().await;
     let write = |name: &str, pem: String| std::fs::write(bench.bed.dir.join(name), pem).expect("a file");
     write("service-account.pub", pair.public_key_pem());
     write("service-account.key", pair.serialize_pem());
