@@ -192,7 +192,7 @@ pub(crate) fn check_kind(input: &ReadRouteInput<'_>) -> Result<(), ForwardReason
     if input.impersonates {
         return Err(ForwardReason::Impersonation);
     }
-    if !info.is_canonical || !input.query.is_utf8() {
+    if !info.is_canonical || !input.query.is_lossless() {
         return Err(ForwardReason::AmbiguousUrl);
     }
     if !info.subresource.is_empty() {

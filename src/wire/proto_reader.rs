@@ -139,10 +139,10 @@ impl ProtoPaths {
                 META_RESOURCE_VERSION => version = field.text()?,
                 META_LABELS => labels.push(map_entry(field.bytes()?)?),
                 META_ANNOTATIONS => {
-                    // Only bookmarks have it. Comparing the length first is cheaper than passing the event type.
-                    let entry = field.bytes()?;
-                    initial_events_end |= entry.len() == INITIAL_EVENTS_END_ENTRY_LEN
-                        && map_entry(entry)? == (INITIAL_EVENTS_END, "true");
+                    // Only bookmarks have it. A user's annotation may have any bytes as its value.
+                    let (key, rest) = plain_field(field.bytes()?, 1).unwrap_or_default();
+                    initial_events_end |= key == INITIAL_EVENTS_END.as_bytes()
+                        && plain_field(rest, 2) == Some((b"true".as_slice(), [].as_slice()));
                 }
                 _ => {}
             }
@@ -209,10 +209,14 @@ fn resource_version(body: &[u8], digits: &str) -> Result<(ResourceVersion, Resou
     Ok((rv, ResourceVersionSpan { offset: u32::try_from(at).map_err(|_| WireError::BadResourceVersion)?, len }))
 }
 
-/// Returns a selectable field's text (R-FIELD-4).
+/// Returns a selectable field's text (R-FIELD-4). Go stores text from protobuf without checking that it is UTF-8. U+FFFD
+/// replaces what is not, which no selector that is served here contains
+/// ([`UrlQuery::is_lossless`](kubeapi::UrlQuery::is_lossless)).
 fn render(kind: FieldValueKind, value: ProtobufFieldValue<'_>) -> Result<Cow<'_, str>, WireError> {
     Ok(match (kind, value) {
-        (FieldValueKind::Text | FieldValueKind::Any, ProtobufFieldValue::Bytes(bytes)) => protobuf::text(bytes)?.into(),
+        (FieldValueKind::Text | FieldValueKind::Any, ProtobufFieldValue::Bytes(bytes)) => {
+            String::from_utf8_lossy(bytes)
+        }
         (FieldValueKind::Bool, ProtobufFieldValue::Varint(bit)) => if bit != 0 { "true" } else { "false" }.into(),
         (FieldValueKind::Integer | FieldValueKind::Any, ProtobufFieldValue::Varint(number)) => {
             number.cast_signed().to_string().into()
@@ -231,6 +235,3 @@ pub(super) const META_RESOURCE_VERSION: u32 = 6;
 const META_LABELS: u32 = 11;
 pub(super) const META_ANNOTATIONS: u32 = 12;
 const RESOURCE_VERSION_TAG: u8 = protobuf::tag(6);
-
-/// The length of the key and the value, each with tag and length.
-const INITIAL_EVENTS_END_ENTRY_LEN: usize = 2 + INITIAL_EVENTS_END.len() + 2 + "true".len();

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use futures_util::future::join_all;
+use http::Method;
 use serde_json::{Value, json};
 
 use crate::bed::{
@@ -368,4 +369,42 @@ async fn metadata_watches_and_gzip_lists_are_correct_under_churn() {
         }
         log_line(&format!("{seen} events equal as {accept}"));
     }
+}
+
+/// Go's protobuf decoder accepts any bytes as text, and the apiserver validates few fields: a user can store a pod
+/// whose scheduler's name is not UTF-8. Everybody's reads of pods are still served from memory.
+#[tokio::test]
+async fn object_with_text_that_is_not_utf8_is_served_from_cache() {
+    let Some(bed) = bed::alone().await else { return };
+    let (direct, proxy) = (bed.direct(), Plan::tls().start(&bed).await);
+    let path = format!("/api/v1/namespaces/{}/pods", bed.namespace("not-utf8").await);
+    let pod = json!({
+        "metadata": {"name": "stranger", "annotations": {"note": "QQQQ"}},
+        "spec": {"schedulerName": "QQQQ", "containers": [{"name": "c", "image": "i"}]},
+    });
+    let dry = RequestSpec::get(&format!("{path}?dryRun=All")).with(Method::POST, "application/json", pod.to_string());
+    let mut body = direct.fetch(dry.accept(PROTOBUF)).await.body.to_vec();
+    while let Some(at) = body.windows(4).position(|window| window == b"QQQQ") {
+        body[at..at + 4].copy_from_slice(b"\xff\xfe\xfd\xff");
+    }
+    let mut create = RequestSpec::get(&path).with(Method::POST, PROTOBUF, String::new()).accept(PROTOBUF);
+    create.body = body.into();
+    let created = direct.fetch(create).await;
+    assert_eq!(created.status, 201, "{}", created.text());
+
+    let client = proxy.client();
+    for selector in ["", "?fieldSelector=spec.schedulerName!%3Dx", "?fieldSelector=spec.schedulerName%3D%EF%BF%BD"] {
+        for accept in ["application/json", PROTOBUF] {
+            let request = RequestSpec::get(&format!("{path}{selector}")).accept(accept);
+            let (ours, theirs) = (client.list_now(request.clone()).await, direct.fetch(request).await);
+            // What a selector with U+FFFD means depends on the bytes that it stands for.
+            assert_eq!(ours.is_cached(), !selector.ends_with("%BD"), "{selector} {accept}");
+            assert!(ours.body == theirs.body, "{selector} {accept}: {} and {}", ours.text(), theirs.text());
+        }
+    }
+    let mut watch = client.watch(RequestSpec::get(&format!("{path}?watch=1&resourceVersion=0"))).await;
+    assert_eq!(watch.change().await.name(), "stranger");
+    direct.delete(&format!("{path}/stranger?gracePeriodSeconds=0")).await;
+    assert_eq!(watch.change().await.name(), "stranger");
+    proxy.assert_sound();
 }

@@ -16,7 +16,6 @@ pub struct UrlQuery {
     raw_bytes: usize,
     /// The ranges of names and values in `text`. A query of a few kilobytes can have thousands of pairs.
     pairs: Vec<(UrlQueryText, UrlQueryText)>,
-    lossless: bool,
 }
 
 type UrlQueryText = Range<u32>;
@@ -24,7 +23,7 @@ type UrlQueryText = Range<u32>;
 impl UrlQuery {
     /// Parses the query after the `?`. It never fails: pairs that the apiserver would drop are dropped.
     pub fn parse(raw: &str) -> Self {
-        let mut query = Self { text: raw.to_owned(), raw_bytes: raw.len(), pairs: Vec::new(), lossless: true };
+        let mut query = Self { text: raw.to_owned(), raw_bytes: raw.len(), pairs: Vec::new() };
         let pairs = raw.split('&').count();
         if raw.is_empty() || pairs > QUERY_PAIRS_MAX {
             return query;
@@ -40,24 +39,23 @@ impl UrlQuery {
             let equals = pair.find('=').unwrap_or(pair.len());
             let value = at + (equals + 1).min(pair.len())..at + pair.len();
             let (Some(name), Some(value)) = (query.decode(at..at + equals), query.decode(value)) else { continue };
-            query.lossless &= name.1 && value.1;
-            query.pairs.push((name.0, value.0));
+            query.pairs.push((name, value));
         }
         query
     }
 
-    /// Decodes the text at `at`, and returns its range and whether it is exact; `None` if an escape is broken.
-    fn decode(&mut self, at: Range<usize>) -> Option<(UrlQueryText, bool)> {
+    /// Decodes the text at `at`, and returns its range; `None` if an escape is broken.
+    fn decode(&mut self, at: Range<usize>) -> Option<UrlQueryText> {
         let raw = &self.text[at.clone()];
-        let (decoded, is_exact) = if memchr::memchr2(b'%', b'+', raw.as_bytes()).is_none() {
-            (at, true)
+        let decoded = if memchr::memchr2(b'%', b'+', raw.as_bytes()).is_none() {
+            at
         } else {
-            let (text, is_exact) = unescape(raw, true)?;
+            let (text, _) = unescape(raw, true)?;
             let start = self.text.len();
             self.text.push_str(&text);
-            (start..self.text.len(), is_exact)
+            start..self.text.len()
         };
-        Some((decoded.start.try_into().ok()?..decoded.end.try_into().ok()?, is_exact))
+        Some(decoded.start.try_into().ok()?..decoded.end.try_into().ok()?)
     }
 
     /// Returns the first value of the parameter `name`; `""` for a bare name.
@@ -80,10 +78,10 @@ impl UrlQuery {
         self.pairs.is_empty()
     }
 
-    /// Whether all values are UTF-8. A value that is not contains U+FFFD instead. Go keeps the bytes, so only the
-    /// apiserver can serve such a request.
-    pub fn is_utf8(&self) -> bool {
-        self.lossless || self.pairs.is_empty()
+    /// Whether all values are exact. A value that is not UTF-8 contains U+FFFD instead, as does the value of a field that
+    /// is not UTF-8 in protobuf. Go compares the bytes of both, so only the apiserver can serve such a request.
+    pub fn is_lossless(&self) -> bool {
+        self.pairs.is_empty() || !self.text.contains(char::REPLACEMENT_CHARACTER)
     }
 }
 
@@ -169,9 +167,11 @@ mod tests {
 
     #[test]
     fn query_with_invalid_utf8_is_not_lossless() {
-        assert!(UrlQuery::parse("a=%C3%A4").is_utf8());
-        assert!(!UrlQuery::parse("a=%ff").is_utf8());
-        assert!(UrlQuery::default().is_utf8());
+        assert!(UrlQuery::parse("a=%C3%A4").is_lossless());
+        for replaced in ["a=%ff", "a=%EF%BF%BD", "a=\u{fffd}"] {
+            assert!(!UrlQuery::parse(replaced).is_lossless(), "{replaced}");
+        }
+        assert!(UrlQuery::default().is_lossless());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::custom_metadata::ObjectMeta;
 use super::facts::ReleaseSchema;
 use super::writer::JsonBodyWriter;
 use super::{TranscodeError, TranscodeRefusal};
-use kubeapi::protobuf::{FieldReader, leading_message, map_entry, put_field};
+use kubeapi::protobuf::{FieldReader, leading_message, plain_field, put_field};
 
 /// Derives `PartialObjectMetadata` from the bodies of one kind: their metadata only.
 ///
@@ -90,7 +90,11 @@ impl MetadataRenderer {
         let mut kept = Vec::with_capacity(metadata.len());
         let mut fields = FieldReader::new(metadata);
         while let Some(field) = fields.next_field()? {
-            if field.number != ANNOTATIONS || !self.hidden.contains(&map_entry(field.bytes()?)?.0) {
+            let is_hidden = field.number == ANNOTATIONS && {
+                let (key, _) = plain_field(field.bytes()?, 1).unwrap_or_default();
+                self.hidden.iter().any(|hidden| hidden.as_bytes() == key)
+            };
+            if !is_hidden {
                 kept.extend_from_slice(&metadata[field.start..field.end]);
             }
         }

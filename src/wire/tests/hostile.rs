@@ -3,10 +3,11 @@
 use bytes::Bytes;
 use proptest::prelude::*;
 
-use super::fixtures::{FEEDS, Pod, bytes, entry, event, length_prefixed, reader, text, unknown};
+use super::fixtures::{FEEDS, Pod, bytes, entry, event, length_prefixed, pod_fields, reader, text, unknown};
 use super::reader::page_of;
+use crate::wire::bookmark::INITIAL_EVENTS_END;
 use crate::wire::{BookmarkTemplate, FeedEncoding, FrameSplitter, JsonLayout, WatchItem, WireError};
-use kubeapi::ResourceVersion;
+use kubeapi::{FieldSelector, ResourceVersion};
 
 type Check = fn(&WireError) -> bool;
 
@@ -199,13 +200,35 @@ fn invalid_protobuf_object_is_rejected() {
         (with(&[0x15, 1, 2]), truncated),
         (with(&bytes(2, &bytes(11, b"true"))), malformed),
         (with(&bytes(2, &[0x50, 1])), malformed),
-        (with(&bytes(2, &bytes(10, &[0xff]))), malformed),
         (with(&[0x10, 1]), malformed),
     ] {
         let frame = event(FeedEncoding::Protobuf, "ADDED", &unknown("v1", "Pod", &body));
         let error = reader(FeedEncoding::Protobuf, JsonLayout::BuiltIn).watch_event(frame).expect_err("a broken body");
         assert!(check(&error), "{error:?} for {body:02x?}");
     }
+}
+
+/// Go's decoder takes any bytes as text, and the apiserver validates few fields, so a user can store such an object. It
+/// must not end the feed of everybody.
+#[test]
+fn protobuf_text_that_is_not_utf8_is_kept() {
+    let annotations =
+        ["note", INITIAL_EVENTS_END].map(|key| bytes(12, &[text(1, key), bytes(2, &[0xff; 27])].concat()));
+    let body = [
+        bytes(1, &[text(1, "a"), text(6, "1"), annotations.concat()].concat()),
+        bytes(2, &bytes(10, b"node-\xff\xfe")),
+    ]
+    .concat();
+    let frame = event(FeedEncoding::Protobuf, "ADDED", &unknown("v1", "Pod", &body));
+    let item = reader(FeedEncoding::Protobuf, JsonLayout::BuiltIn).watch_event(frame).expect("legal");
+    let WatchItem::Change { object, .. } = item else { panic!("{item:?} is not a change") };
+    assert_eq!(object.body(), &body);
+    let selects = |selector: &str| {
+        let parsed = FieldSelector::parse(selector).expect("a selector").compile(&pod_fields()).expect("a key");
+        parsed.matches(&object.key, &object.attributes)
+    };
+    assert!(selects("spec.nodeName!=node-"));
+    assert!(!selects("spec.nodeName=node-"));
 }
 
 #[test]

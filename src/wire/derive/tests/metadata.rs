@@ -1,4 +1,5 @@
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use kubeapi::protobuf::put_field;
 
 use super::super::{MetadataRenderer, TranscodeRefusal};
 
@@ -94,6 +95,26 @@ fn metadata_omits_deprecated_conversion_annotations() {
         assert_eq!(of("DaemonSet"), json(&["a", of_deployments, "z"]));
         assert_eq!(of("Deployment"), json(&["a", of_daemon_sets, "z"]));
     }
+}
+
+/// The apiserver does not check the values of annotations.
+#[test]
+fn annotation_that_is_not_utf8_is_kept() {
+    let message = |fields: &[(u8, &[u8])]| {
+        let mut out = BytesMut::new();
+        for (number, payload) in fields {
+            put_field(&mut out, *number, payload);
+        }
+        out.freeze()
+    };
+    let [kept, hidden] =
+        ["a", "deprecated.daemonset.template.generation"].map(|key| message(&[(1, key.as_bytes()), (2, b"\xff")]));
+    let body = |annotations: &[&[u8]]| {
+        message(&[(1, &message(&annotations.iter().map(|entry| (12, *entry)).collect::<Vec<_>>()))])
+    };
+    let metadata = MetadataRenderer::for_server(37, "apps/v1", "DaemonSet");
+    let written = metadata.protobuf(&body(&[&kept, &hidden])).unwrap();
+    assert_eq!(written, body(&[&kept]));
 }
 
 #[test]
