@@ -172,6 +172,8 @@ impl FeedCursor {
                 LaneReadResult::CaughtUp if until.is_some() => {
                     return PullResult::Stopped(CursorStopReason::MarkReached);
                 }
+                // A bookmark was announced between the two reads, when this reader was not parked yet.
+                LaneReadResult::CaughtUp if self.shared.progress().bookmarks != progress.bookmarks => continue,
                 LaneReadResult::CaughtUp => return PullResult::CaughtUp { progress },
             }
             let mut last = self.after;

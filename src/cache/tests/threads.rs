@@ -3,12 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
-use std::task::Poll;
+use std::sync::Arc;
+use std::task::{Poll, Wake, Waker};
+use std::thread::Thread;
 use std::time::Duration;
 
 use super::fixture::{POD, Pod, Seen, change, listed, ring, rv, seen};
 use super::want::Want;
-use crate::cache::{CacheReader, CacheWriter, OpenedWatch, PullResult, WatchStartPosition};
+use crate::cache::{CacheReader, CacheWriter, CollectionView, OpenedWatch, PullResult, WatchStartPosition};
 use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 const EVENTS: u64 = 400;
@@ -29,6 +31,42 @@ fn happens(version: u64) -> (EventType, Pod) {
         0 => (Added, pod(version)),
         3 => (Deleted, pod(version - 8)),
         _ => (Modified, pod(version)),
+    }
+}
+
+/// Two bookmarks close together: the second one is announced while the reader that the first one has woken looks.
+#[test]
+fn bookmark_announced_while_a_reader_looks_wakes_it() {
+    const BOOKMARKS: u32 = 20_000;
+    let (mut writer, reader) = listed(ring(10), 10, &[]);
+    let OpenedWatch { mut cursor, .. } =
+        reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("at the end");
+    let (seen, sees) = std::sync::mpsc::channel();
+    let follower = std::thread::spawn(move || {
+        let waker = Waker::from(Arc::new(Unparked(std::thread::current())));
+        loop {
+            match cursor.pull(1, Some(&waker), &mut Vec::new()) {
+                PullResult::CaughtUp { progress } if seen.send(progress.bookmarks).is_ok() => std::thread::park(),
+                _ => return,
+            }
+        }
+    });
+    for announced in (2..=BOOKMARKS).step_by(2) {
+        writer.advance(rv(9 + u64::from(announced)), true);
+        writer.advance(rv(10 + u64::from(announced)), true);
+        // The time-out only ends a hang.
+        while sees.recv_timeout(Duration::from_secs(60)).expect("it has seen the second one") < announced {}
+    }
+    drop(sees);
+    writer.advance(rv(11 + u64::from(BOOKMARKS)), true);
+    follower.join().expect("it ends");
+}
+
+struct Unparked(Thread);
+
+impl Wake for Unparked {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
 }
 
