@@ -14,10 +14,15 @@ use kubeapi::ResourceVersion;
 pub(super) struct PagingSnapshots {
     /// Each paging snapshot with the time at which it was first kept.
     snapshots: VecDeque<(FeedSnapshot, Instant)>,
+    /// The oldest generation of the content that may be kept. A LIST takes its snapshot some time before it keeps it.
+    oldest_content: u64,
 }
 
 impl PagingSnapshots {
     pub(super) fn keep(&mut self, snapshot: FeedSnapshot, now: Instant, config: &CacheConfig) {
+        if snapshot.content() < self.oldest_content {
+            return;
+        }
         let since = self.take(snapshot.rv, now, config).map_or(now, |(_, since)| since);
         while self.snapshots.len() >= config.held_snapshots_max {
             self.snapshots.pop_front();
@@ -53,7 +58,9 @@ impl PagingSnapshots {
         self.snapshots.iter().map(|(snapshot, _)| snapshot.capture_point).min_by_key(|taken| taken.freed_bytes)
     }
 
-    pub(super) fn clear(&mut self) {
+    /// Drops all snapshots, and accepts none that is older than a generation of the content.
+    pub(super) fn clear_before(&mut self, content: u64) {
+        self.oldest_content = content;
         self.snapshots.clear();
     }
 }

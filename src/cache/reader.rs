@@ -239,14 +239,10 @@ impl CacheReader {
         self.shared.paging.lock().find(rv, Instant::now(), &self.shared.config.get())
     }
 
-    /// Keeps `snapshot` for the next pages of the client that reads it, while the feed continues.
+    /// Keeps `snapshot` for the next pages of the client that reads it, unless the feed has ended, or has replaced the
+    /// history or the bodies that it is from.
     pub fn keep_for_paging(&self, snapshot: &FeedSnapshot) {
-        let mut paging = self.shared.paging.lock();
-        // Checked under the lock, because a feed that ends drops snapshots after it has set its state.
-        if matches!(self.state(), FeedState::Ended(_)) {
-            return;
-        }
-        paging.keep(snapshot.clone(), Instant::now(), &self.shared.config.get());
+        self.shared.paging.lock().keep(snapshot.clone(), Instant::now(), &self.shared.config.get());
     }
 
     /// Opens a watch. Its position, and its snapshot if it starts with one, are from one instant of the feed.

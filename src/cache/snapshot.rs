@@ -66,6 +66,11 @@ impl FeedSnapshot {
         Self::new(rv, objects)
     }
 
+    /// Returns the generation of the content that this is a state of.
+    pub(super) fn content(&self) -> u64 {
+        self.chunk_index.content
+    }
+
     pub fn get(&self, key: &ObjectKey) -> Option<&Arc<ObjectRevision>> {
         self.objects.get(key)
     }
@@ -128,7 +133,7 @@ impl FeedSnapshot {
 
     /// Returns a chunker for a subset of the state's objects.
     pub fn chunker(&self) -> ObjectChunkBuilder {
-        ObjectChunkBuilder::new(self.chunk_index.content)
+        ObjectChunkBuilder::new(self.content())
     }
 
     /// Iterates over the objects that match `view`, in key order, from the first key that is not before `start`

@@ -37,6 +37,10 @@ impl FeedObjectStore {
         }
     }
 
+    pub(super) fn content(&self) -> u64 {
+        self.content
+    }
+
     /// Replaces all objects with a listed state. Returns the previous objects.
     pub(super) fn restart(&mut self, list: FeedSnapshot) -> OrdMap<ObjectKey, Arc<ObjectRevision>> {
         self.content += 1;

@@ -91,7 +91,7 @@ impl CacheWriter {
             let mut timeline = self.shared.timeline.write();
             let events = timeline.ring.close_lanes(&mut wakes);
             let objects = timeline.restart(list);
-            self.shared.paging.lock().clear();
+            self.shared.paging.lock().clear_before(timeline.store.content());
             self.shared.chunks.clear();
             (events, objects)
         };
@@ -156,8 +156,8 @@ impl CacheWriter {
             }
         });
         if announce {
-            // The wakers are taken after publishing: a reader that parks later has seen the bookmark, and all others
-            // are woken.
+            // The wakers are taken after publishing: a reader that parks later sees the bookmark when it looks again
+            // (`FeedCursor::pull_filtered`), and all others are woken.
             let mut wakes = PendingWakeups::default();
             self.shared.timeline.read().ring.wake_all(&mut wakes);
             wakes.wake();
@@ -213,7 +213,8 @@ impl CacheWriter {
             tokio::task::yield_now().await;
         }
         if renewed > 0 {
-            self.shared.paging.lock().clear();
+            let content = self.shared.timeline.read().store.content();
+            self.shared.paging.lock().clear_before(content);
             self.shared.chunks.clear();
             self.enforce_budget();
         }
@@ -271,7 +272,7 @@ impl Drop for CacheWriter {
         let dropped = self.shared.timeline.write().end(&mut wakes);
         wakes.wake();
         drop(dropped);
-        self.shared.paging.lock().clear();
+        self.shared.paging.lock().clear_before(u64::MAX);
         self.shared.chunks.close();
         self.shared.derived_json.clear();
     }

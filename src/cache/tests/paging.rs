@@ -193,8 +193,15 @@ async fn paging_snapshot_expires_despite_page_reads() {
 #[test]
 fn relist_drops_snapshots_pinned_for_paging() {
     let (mut writer, reader) = hold_all(holding(64, 300), 12);
+    let before = reader.snapshot();
     writer.replace(snapshot(50, &[]));
     assert_eq!(versions(&reader, 11..=12), Vec::<u64>::new());
+    // A LIST that took its snapshot before the relist.
+    reader.keep_for_paging(&before);
+    assert!(reader.paging_snapshot(before.rv).is_none());
+    drop(writer);
+    reader.keep_for_paging(&reader.snapshot());
+    assert!(reader.paging_snapshot(rv(50)).is_none(), "the feed has ended");
 }
 
 /// Later changes are undone as long as they are held.

@@ -53,6 +53,8 @@ fn renewal_changes_bodies_and_chunk_names_without_events() {
     assert_ne!(names(&after), old_names);
     assert_eq!(names(&after), names(&reader.snapshot()), "from here on they are the same");
     assert!(reader.paging_snapshot(rv(10)).is_none(), "pages go on upstream");
+    reader.keep_for_paging(&before);
+    assert!(reader.paging_snapshot(rv(10)).is_none(), "nor is a state with the old bodies kept afterwards");
     assert_eq!((reader.progress(), reader.history()), (progress, history), "nothing has happened");
     let mut frames = Vec::new();
     watch.pull(usize::MAX, None, &mut frames);
