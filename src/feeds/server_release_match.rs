@@ -103,6 +103,13 @@ impl ServerReleaseMatch {
         self.writers.lock().changes
     }
 
+    /// Returns the number of changes before the states that are taken from now on. If it differs from
+    /// [`changes`](Self::changes) later, another build may have encoded such a state.
+    pub fn changes_before_states(&self) -> u32 {
+        let changes = self.changes();
+        if self.is_current() { changes } else { changes.saturating_sub(1) }
+    }
+
     /// Sets the build that writes the feed's content from a version on, if it is known. Returns whether it replaces
     /// another known build. Only the task that fills the feed calls this.
     pub fn set_written(&self, by: Option<Arc<ServerBuild>>, since: ResourceVersion) -> bool {

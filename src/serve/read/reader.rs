@@ -55,6 +55,7 @@ impl ReadHandler {
             self.sources.running_source(resource, &need).ok_or(NotServable::Forward(ForwardReason::NotCached))?;
         let feed = &source.feed;
         self.sources.wait_ready(&source, &need).await?;
+        let changes = feed.body_release.changes_before_states();
         let current = feed.reader.current().ok_or(NotServable::FeedEnded)?;
         let Some(object) = current.get(&read.key).cloned() else {
             metrics::served("get", &feed.spec.key, read.representation);
@@ -66,7 +67,7 @@ impl ReadHandler {
             Ok(body) => {
                 let (encoding, envelope) = (read.representation.encoding(), source.renderer.envelope());
                 let response =
-                    self.object(request, envelope, (encoding, body), ServedFeedStatus::from_feed(feed)).await?;
+                    self.object(request, envelope, (encoding, body), ServedFeedStatus::of_state(feed, changes)).await?;
                 metrics::served("get", &feed.spec.key, read.representation);
                 Ok(response)
             }
@@ -140,6 +141,7 @@ impl ReadHandler {
         (read, cost): (ListPageRequest, usize),
     ) -> CacheReadResult {
         let feed = &source.feed;
+        let changes = feed.body_release.changes_before_states();
         let snapshot = match read.plan.version {
             ResourceVersionMatch::Exact(rv) if read.plan.start.is_some() => match feed.reader.paging_snapshot(rv) {
                 None if permission.namespaces().is_some() => {
@@ -180,8 +182,8 @@ impl ReadHandler {
         let is_gzip = request.context.gzip && list.is_worth_compressing();
         let list = if is_gzip { ListBody::new(GzipList::new(list)) } else { ListBody::new(list) };
         let body = ResponseBody::list(list, list_permit, pin);
-        let response =
-            request.context.served(read.representation.encoding(), false, ServedFeedStatus::from_feed(feed), body);
+        let status = ServedFeedStatus::of_state(feed, changes);
+        let response = request.context.served(read.representation.encoding(), false, status, body);
         Ok(if is_gzip { gzipped(response) } else { response })
     }
 }

@@ -351,7 +351,7 @@ impl FeedResolver {
         }
         let deadline = Instant::now() + self.config.get().fresh_wait_max;
         wait_while_running(feed, deadline, reached(feed, rv, by_proxy)).await.ok()??;
-        feed.reader.past_snapshot(rv)
+        feed.reader.past_snapshot(rv).filter(|_| feed.body_release.changes() == 0)
     }
 
     /// Holds a watch until a future completes, for at most `max`; then the result is `None`. Fails if the feed ends or

@@ -67,9 +67,13 @@ pub(crate) struct ServedFeedStatus {
 }
 
 impl ServedFeedStatus {
-    /// Returns the status of a response whose bodies are the feed's current ones.
-    pub(crate) fn from_feed(feed: &FeedHandle) -> Self {
-        Self { stale_seconds: Self::stale_seconds(feed), encoder_build: feed.body_release.current_build().build }
+    /// Returns the status of a response with a state of the feed, for which
+    /// [`changes_before_states`](crate::feeds::ServerReleaseMatch::changes_before_states) was `changes`. The response may
+    /// be made much later.
+    pub(crate) fn of_state(feed: &FeedHandle, changes: u32) -> Self {
+        let now = feed.body_release.current_build();
+        let encoder_build = now.build.filter(|_| now.changes == changes);
+        Self { stale_seconds: Self::stale_seconds(feed), encoder_build }
     }
 
     /// Returns for how many seconds the feed has been disconnected from upstream.

@@ -84,6 +84,7 @@ impl WatchOpener {
             Err(refusal) => return Err(refusal),
         };
         let follows = request.context.by_proxy || permission.namespaces().is_some();
+        let changes = source.feed.body_release.changes_before_states();
         let opened = self.sources.position(&source.feed, &read, permission.namespaces().is_some(), follows).await?;
         let namespaces =
             match self.namespaces(request, &permission, &source.feed, (opened.as_ref().ok(), row.as_ref())).await {
@@ -117,7 +118,8 @@ impl WatchOpener {
         let compresses = self.sources.config.get().compress_watches;
         let deltas_after = deltas_after(request, resource, &read)
             .filter(|_| compresses != WatchCompression::Never && permission.namespaces().is_none() && !is_websocket);
-        let mut session = self.session(request, &permission, &read, source, (cursor, deltas_after), permit);
+        let start = (deltas_after, snapshot.as_ref().map(|_| changes));
+        let mut session = self.session(request, &permission, &read, source, (cursor, start), permit);
         match (permission.namespaces(), snapshot, row) {
             (Some(part), snapshot, row) => {
                 session.show_part(part.clone(), namespaces, snapshot);
@@ -165,7 +167,7 @@ impl WatchOpener {
         permission: &ReadPermission,
         read: &RoutedWatch,
         source: FeedWithRenderer,
-        (cursor, deltas_after): (FeedCursor, Option<ResourceVersion>),
+        (cursor, (deltas_after, changes_before_state)): (FeedCursor, (Option<ResourceVersion>, Option<u32>)),
         permit: ConcurrencyPermit,
     ) -> WatchSession {
         let key = &source.feed.spec.key;
@@ -181,6 +183,7 @@ impl WatchOpener {
             duration_min: self.sources.config.get().watch_min,
             by_proxy: request.context.by_proxy,
             deltas_after,
+            changes_before_state,
         };
         // An upgraded connection belongs to the watch alone.
         let is_alone = transport == WatchTransport::WebSocket;

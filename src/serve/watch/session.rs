@@ -111,6 +111,8 @@ pub(crate) struct WatchOptions {
     pub(crate) by_proxy: bool,
     /// The version after which events are sent as differences.
     pub(crate) deltas_after: Option<ResourceVersion>,
+    /// If the watch starts with a state, the number of build changes before it.
+    pub(crate) changes_before_state: Option<u32>,
 }
 
 /// The outcome of a step: how many frames it has put, and the next state. If it is pending, nothing was put, and the
@@ -146,7 +148,8 @@ impl WatchSession {
             scan_budget,
             changes: options.by_proxy.then(|| {
                 feed.proxy_watch_opened();
-                feed.body_release.build_since(cursor.start()).changes
+                let since = || feed.body_release.build_since(cursor.start()).changes;
+                options.changes_before_state.unwrap_or_else(since)
             }),
             _permit: permit,
             feed,

@@ -1,5 +1,6 @@
 //! How watches end: by timeout, with 410, in a drain, with their feed. Each end is counted once (W7, W12, W13, W16).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
@@ -8,7 +9,9 @@ use tokio::runtime::{Builder, Runtime};
 use super::fixture::{Client, Stage, TERMS, WATCH_LIST, added, lasting, pass, pass_ms};
 use crate::cache::{CacheConfig, CollectionView, FeedEndReason, FeedSnapshot};
 use crate::serve::activity::WatchEndReason;
+use crate::serve::response::ServedFeedStatus;
 use crate::serve::watch::session::WatchOptions;
+use crate::upstream::ServerBuild;
 use kubeapi::{ResourceVersion, Status};
 
 const NOTHING: [String; 0] = [];
@@ -98,6 +101,30 @@ async fn negative_timeout_ends_watch_immediately() {
         stage.put("p", "x", stage.reader.progress().rv.0 + 1);
         assert_eq!(client.reported(), ["over"], "{seconds}: no events");
     }
+}
+
+/// The state was taken before another build took over, and the session made after it.
+#[tokio::test(start_paused = true)]
+async fn state_taken_before_an_upgrade_is_attributed_to_no_build() {
+    let stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
+    let options = |changes| WatchOptions { by_proxy: true, changes_before_state: Some(changes), ..WATCH_LIST };
+    let build = |minor| {
+        let version = format!(r#"{{"major":"1","minor":"{minor}","gitVersion":"v1.{minor}.0","gitCommit":"{minor}"}}"#);
+        Some(Arc::new(ServerBuild::parse(version.as_bytes()).expect("a build")))
+    };
+    let builds = &stage.feed.body_release;
+    builds.set_written(build(36), ResourceVersion(10));
+    let before = builds.changes_before_states();
+    assert!(builds.set_written(build(37), ResourceVersion(10)));
+    let mut client = stage.watch_current(CollectionView::everything(), options(before));
+    assert!(client.session.feed_status().encoder_build.is_none());
+    assert_eq!(client.reported().last().map(String::as_str), Some("over"), "the downstream proxy asks again");
+
+    let client = stage.watch_current(CollectionView::everything(), options(builds.changes_before_states()));
+    assert_eq!(client.session.feed_status().encoder_build, build(37));
+    builds.set_present(false);
+    assert_eq!(builds.changes_before_states(), before, "bodies that are not current are by the build before");
+    assert!(ServedFeedStatus::of_state(&stage.feed, before).encoder_build.is_none());
 }
 
 #[tokio::test(start_paused = true)]

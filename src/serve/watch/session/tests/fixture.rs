@@ -41,7 +41,7 @@ pub(super) struct Stage {
     pub(super) writer: CacheWriter,
     pub(super) reader: CacheReader,
     drain: DrainTrigger,
-    feed: FeedHandle,
+    pub(super) feed: FeedHandle,
     pub(super) watch: DrainWatch,
     concurrency: ConcurrencyLimits,
     slices: CallerCpuSlices,
@@ -78,6 +78,7 @@ pub(super) const TERMS: WatchOptions = WatchOptions {
     duration_min: Duration::from_secs(1800),
     by_proxy: false,
     deltas_after: None,
+    changes_before_state: None,
 };
 
 /// A watch-list: the state, and a bookmark that marks its end.
