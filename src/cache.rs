@@ -6,8 +6,8 @@
 //!                    ──► EventLane       (the events of one namespace, name, field value or label)
 //! ```
 //!
-//! **Invariants.** The type system allows one writer. The writer updates the state first and notifies readers second,
-//! in one critical section. Readers pull: this layer has no queue per watch, so a slow reader loses its position and
+//! **Invariants.** The type system allows one writer. The writer updates the state in one critical section, and
+//! notifies readers after it. Readers pull: this layer has no queue per watch, so a slow reader loses its position and
 //! delays no other reader. A position that has left the ring is [`PullResult::Expired`], never a silent gap. `rv`
 //! is upstream's resourceVersion and `seq` is the feed's own dense index; they are never mixed. This layer has no async
 //! I/O and no HTTP.

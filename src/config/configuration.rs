@@ -353,7 +353,7 @@ pub(super) struct MetricsTlsSection {
 #[serde(rename_all = "camelCase")]
 #[schemars(default, deny_unknown_fields)]
 pub(super) struct WindowSection {
-    /// Bytes of events per feed; at most a quarter of `feeds.memoryMebibytes`
+    /// Bytes of events per feed; at most 3/16 of `feeds.memoryMebibytes`
     pub(super) mebibytes: BoundedNumber<1, 1_048_576>,
     /// Events per feed
     pub(super) events: BoundedNumber<1, 10_000_000>,
