@@ -106,19 +106,47 @@ pub async fn followed(up: &RunningDemoApiserver, plural: &str) {
     within("a watch upstream", up.until(|counts| counts.watches_open.of(plural) > 0)).await;
 }
 
-/// Queries of the requests for a path that came from a proxy, not from a test.
-pub fn proxy_queries(up: &RunningDemoApiserver, path: &str) -> Vec<String> {
+/// The requests for a path that came from a proxy, not from a test.
+fn proxy_requests(up: &RunningDemoApiserver, path: &str) -> Vec<ReceivedRequest> {
     let ours = |seen: &ReceivedRequest| seen.headers.contains_key("kube-fanout-hops") && seen.uri.path() == path;
-    up.requests().iter().filter(|seen| ours(seen)).map(|seen| seen.uri.query().unwrap_or_default().to_owned()).collect()
+    up.requests().into_iter().filter(ours).collect()
 }
 
-/// The proxies' LISTs and watch-lists of a whole collection.
+fn query(seen: &ReceivedRequest) -> &str {
+    seen.uri.query().unwrap_or_default()
+}
+
+/// Queries of the requests for a path that came from a proxy, not from a test.
+pub fn proxy_queries(up: &RunningDemoApiserver, path: &str) -> Vec<String> {
+    proxy_requests(up, path).iter().map(|seen| query(seen).to_owned()).collect()
+}
+
+/// The proxies' LISTs and watch-lists of the objects of a whole collection. A proof that a small collection is current
+/// lists metadata, at any time, and is not one of them.
 pub fn whole_lists(up: &RunningDemoApiserver, path: &str) -> usize {
-    let whole = |query: &&String| {
-        let watch = query.contains("watch=") && !query.contains("sendInitialEvents");
-        !watch && !query.contains("fieldSelector") && !query.contains("continue")
+    let is_whole = |seen: &&ReceivedRequest| {
+        let query = query(seen);
+        let is_list = !query.contains("watch=") || query.contains("sendInitialEvents");
+        let accept = seen.headers.get("accept").and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+        let is_of_objects = !accept.contains("PartialObjectMetadata");
+        is_list && is_of_objects && !query.contains("fieldSelector") && !query.contains("continue")
     };
-    proxy_queries(up, path).iter().filter(whole).count()
+    proxy_requests(up, path).iter().filter(is_whole).count()
+}
+
+/// How often feeds of a collection have opened a watch from a version. A proof's watch has a timeout instead.
+pub fn resumed(up: &RunningDemoApiserver, path: &str) -> usize {
+    let begins = |query: &&String| query.starts_with("watch=true&allowWatchBookmarks=true&resourceVersion=");
+    proxy_queries(up, path).iter().filter(begins).count()
+}
+
+/// Fails if a core resource was listed since there were `before` lists. Lists to compare histories are no relists: a
+/// stalled machine causes them, as a reopened stream without an event for a second is in doubt.
+pub async fn assert_not_listed_again(up: &RunningDemoApiserver, app: &App, plural: &str, before: usize) {
+    let lists = whole_lists(up, &format!("/api/v1/{plural}")) - before;
+    // Read after the lists, because a comparison is counted before its first list. It may need a second one.
+    let compared = app.feed_requests(&format!("{plural}.v1"), "mismatch").await;
+    assert!(lists as u64 <= 2 * compared, "{lists} lists, {compared} comparisons");
 }
 
 /// Runs `work` while pods change, two every few milliseconds, for at most [`CHURNS_MAX`] rounds.

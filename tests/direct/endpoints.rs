@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use base::BackoffBounds;
-use demo::{self, ReceivedRequest, RunningDemoApiserver};
+use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
 use http::{Method, Request};
 use http_body_util::BodyExt as _;
@@ -83,26 +83,8 @@ async fn is_used(app: &App, server: &RunningDemoApiserver) {
     eventually("the server is used", arrives).await;
 }
 
-/// How often a feed of pods resumed at this server.
-fn resumed(server: &RunningDemoApiserver) -> usize {
-    let queries = direct::proxy_queries(server, PODS);
-    queries.iter().filter(|query| query.starts_with("watch=true&allowWatchBookmarks=true&resourceVersion=")).count()
-}
-
 fn asked_whether_ready(server: &RunningDemoApiserver) -> usize {
     direct::proxy_queries(server, "/readyz").len()
-}
-
-/// How often the full state of all pods was requested. A proof lists the versions of a small collection, as metadata.
-fn whole_lists(server: &RunningDemoApiserver) -> usize {
-    let is_state = |seen: &ReceivedRequest| {
-        let query = seen.uri.query().unwrap_or_default();
-        let is_list = !query.contains("watch=") || query.contains("sendInitialEvents");
-        let accept = seen.headers.get("accept").and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-        is_list && !query.contains("fieldSelector") && !accept.contains("PartialObjectMetadata")
-    };
-    let of_pods = |seen: &&ReceivedRequest| seen.uri.path() == PODS && seen.headers.contains_key("kube-fanout-hops");
-    server.requests().iter().filter(of_pods).filter(|seen| is_state(seen)).count()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -129,7 +111,7 @@ async fn failover_resumes_watches_without_relist() {
     assert_eq!(second.counts().writes.of("configmaps"), 1);
     let current = app.get(PODS).await;
     assert!(current.is_cached() && current.rv() >= last, "proven by the second");
-    assert_eq!(whole_lists(&second), 0);
+    assert_eq!(direct::whole_lists(&second, PODS), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -144,12 +126,12 @@ async fn recovered_server_is_preferred_without_cutting_streams() {
     // The second may first refuse a version that is older than its history. A stream that delivers is the one to keep.
     let seen = second.churn(5).await;
     join_all(watches.iter().map(|watch| watch.reached(seen))).await;
-    let before = [&first, &second].map(resumed);
+    let before = [&first, &second].map(|server| direct::resumed(server, PODS));
     first.faults().up().await;
     is_used(&app, &first).await;
     let last = first.churn(20).await;
     history.assert_delivered(&watches, last).await;
-    assert_eq!([&first, &second].map(resumed), before, "open streams continue");
+    assert_eq!([&first, &second].map(|server| direct::resumed(server, PODS)), before, "open streams continue");
     // All servers are healthy, and probes stop once the last one is answered.
     eventually("no server is probed", || async {
         let requests = [&first, &second].map(asked_whether_ready);

@@ -6,17 +6,8 @@ use base::BackoffBounds;
 use demo::{self, RequestKind, RunningDemoApiserver};
 use futures_util::future::join_all;
 
-use crate::direct::{self, App, History, PODS, Protocol, Watch};
+use crate::direct::{self, History, PODS, Protocol, Watch};
 use crate::process::Process;
-
-/// Fails if pods were listed since there were `before` lists. Lists to compare histories are no relists: a stalled machine
-/// causes them, as a reopened stream without an event for a second is in doubt.
-async fn assert_not_listed_again(up: &RunningDemoApiserver, app: &App, before: usize) {
-    let lists = (direct::whole_lists(up, PODS) - before) as u64;
-    // Read after the lists, because a comparison is counted before its first list. It may need a second one.
-    let compared = app.feed_requests("pods.v1", "mismatch").await;
-    assert!(lists <= 2 * compared, "{lists} lists, {compared} comparisons");
-}
 
 async fn turned_away(up: &RunningDemoApiserver) {
     direct::within("the end of upstream's watch", up.until(|counts| counts.watches_open.of("pods") == 0)).await;
@@ -78,7 +69,7 @@ async fn upstream_outage_keeps_watches_open_and_loses_no_event() {
     }
     let last = up.churn(10).await;
     history.assert_delivered(&watches, last).await;
-    assert_not_listed_again(&up, &app, before).await;
+    direct::assert_not_listed_again(&up, &app, "pods", before).await;
 }
 
 #[tokio::test]
@@ -101,7 +92,7 @@ async fn interrupted_upstream_streams_resume_without_relist() {
         direct::within("the resumed watch", up.until(|counts| counts.watches_opened.of("pods") > opened)).await;
     }
     history.assert_delivered(&watches, last).await;
-    assert_not_listed_again(&up, &app, before).await;
+    direct::assert_not_listed_again(&up, &app, "pods", before).await;
 }
 
 #[tokio::test]
@@ -118,7 +109,7 @@ async fn refused_resume_is_retried_without_relist() {
     turned_away(&up).await;
     let last = up.churn(10).await;
     history.assert_delivered(&watches, last).await;
-    assert_not_listed_again(&up, &app, before).await;
+    direct::assert_not_listed_again(&up, &app, "pods", before).await;
 }
 
 #[tokio::test]

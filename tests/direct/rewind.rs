@@ -328,17 +328,13 @@ async fn lagging_server_ends_no_watch_and_causes_few_lists() {
     assert_eq!(rewound(&app, "pods.v1").await, 0);
     // The counters are read after the lists, so that each list that upstream has counted is in one of them.
     let lists = (direct::whole_lists(&up, PODS) - before) as u64;
-    // A client that still waits after the lag may have the versions of all pods compared: such a list is of metadata.
-    let compared = app.feed_requests("pods.v1", "equality").await;
     let forwarded = sum(&app, "kube_fanout_forwarded_total").await;
     // The three reads take nine seconds. An unfounded doubt has a backoff of ten, and an unanswered one ends after
     // five.
     let (doubts, doubts_max) = (app.feed_requests("pods.v1", "mismatch").await, 1 + began.elapsed().as_secs() / 5);
     assert!((1..=doubts_max).contains(&doubts), "{doubts} doubts, {doubts_max} at most");
-    assert!(
-        passed >= 3 && lists <= doubts + forwarded + compared,
-        "{lists} lists of {doubts}, {forwarded}, {compared}"
-    );
+    // A comparison may need a second list.
+    assert!(passed >= 3 && lists <= 2 * doubts + forwarded, "{lists} lists of {doubts}, {forwarded}");
 }
 
 /// One server of several has a stale watch cache (Kubernetes issue 59848): a relist reads the current state, and not
