@@ -12,6 +12,7 @@ mod fill;
 mod frames;
 mod http;
 mod identity;
+mod initial_state;
 mod metrics;
 pub mod normal;
 mod pair;

@@ -1,16 +1,13 @@
 //! Clients that accept gzip receive at most a thousandth more bytes than from the apiserver (R-GZIP-1).
 
-use std::io::{Read, Write};
+use std::io::Read;
 
-use bytes::{Bytes, BytesMut};
 use flate2::bufread::GzDecoder;
-use flate2::write::MultiGzDecoder;
 use futures_util::future::{join, join_all};
 use http::header::ACCEPT_ENCODING;
-use http_body_util::BodyExt;
 
 use crate::bed::exemplar::exemplar_pod;
-use crate::bed::{self, Answer, Frame, Http, Plan, Plane, Proxy, RequestSpec, Unframed, fill, log_line, within};
+use crate::bed::{self, Answer, Plan, Plane, Proxy, RequestSpec, fill, log_line};
 use crate::reduced_costs::create;
 
 const JSON: &str = "application/json";
@@ -71,43 +68,6 @@ async fn compare(bed: &Plane, proxy: &Proxy, (what, path): (&str, &str), form: &
     assert!(mine <= its + its / 1000, "{what}: {mine} bytes, and from the apiserver {its}");
 }
 
-/// The initial state that a compressed watch-list has sent.
-struct InitialState {
-    /// With the compressed bytes that have arrived.
-    answer: Answer,
-    plain: Vec<u8>,
-    /// Without the bookmark that ends it.
-    events: Vec<Frame>,
-}
-
-/// Opens a compressed watch-list, and reads it until the bookmark that ends its initial state.
-async fn initial_state(http: &Http, request: RequestSpec) -> InitialState {
-    let what = request.path.clone();
-    let (head, mut body) = http.send(request).await.into_parts();
-    let mut answer = Answer { status: head.status, headers: head.headers, body: Bytes::new() };
-    let (mut frames, mut decoder) = (Unframed::new(answer.content_type()), MultiGzDecoder::new(Vec::new()));
-    let (mut compressed, mut plain, mut events) = (BytesMut::new(), Vec::new(), Vec::new());
-    loop {
-        let chunk = within(&what, body.frame()).await.expect("the bookmark comes before the end").expect("a frame");
-        let Some(chunk) = chunk.data_ref() else { continue };
-        compressed.extend_from_slice(chunk);
-        decoder.write_all(chunk).and_then(|()| decoder.flush()).unwrap_or_else(|error| panic!("{what}: {error}"));
-        let inflated = std::mem::take(decoder.get_mut());
-        frames.push(&inflated);
-        plain.extend_from_slice(&inflated);
-        while let Some(frame) = frames.next() {
-            let (Frame::Json(bytes) | Frame::Protobuf(bytes)) = &frame;
-            if bytes.windows(INITIAL_EVENTS_END.len()).any(|window| window == INITIAL_EVENTS_END) {
-                answer.body = compressed.freeze();
-                return InitialState { answer, plain, events };
-            }
-            events.push(frame);
-        }
-    }
-}
-
-const INITIAL_EVENTS_END: &[u8] = b"k8s.io/initial-events-end";
-
 /// Reads a compressed watch-list from both servers. Returns how many bytes the proxy and the apiserver sent.
 async fn compare_watch_list(
     bed: &Plane,
@@ -118,8 +78,8 @@ async fn compare_watch_list(
     const STATE: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
     let what = format!("{count} {what} in {}", form.trim_start_matches("application/"));
     let request = RequestSpec::get(&format!("{path}?{STATE}")).accept(form).header(ACCEPT_ENCODING, "gzip");
-    let ours = initial_state(&proxy.client(), request.clone()).await;
-    let theirs = initial_state(&bed.direct(), request).await;
+    let ours = proxy.client().initial_state(request.clone()).await;
+    let theirs = bed.direct().initial_state(request).await;
     for header in ["content-type", "content-encoding", "vary"] {
         assert_eq!(ours.answer.header(header), theirs.answer.header(header), "{what}: {header}");
     }

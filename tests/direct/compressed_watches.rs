@@ -8,31 +8,37 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use kube_fanout::serve::WatchCompression;
 
-use crate::direct::{self, CONFIGMAPS, Client, PODS, Protocol, configmap, eventually, within};
+use crate::direct::{
+    self, CONFIGMAPS, Call, Client, PODS, Protocol, configmap, ends_initial_events, eventually, within,
+};
 
 const STATE: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
-const END_OF_STATE: &str = "k8s.io/initial-events-end";
 const HEADER_BYTES: usize = 10;
 const BOTH: [Protocol; 2] = [Protocol::Http1, Protocol::Http2];
 
 /// A watch that is decompressed as it is received.
-struct GzipWatch {
+pub struct GzipWatch {
     body: Incoming,
     sent: Vec<u8>,
     inflate: Decompress,
-    text: Vec<u8>,
+    pub text: Vec<u8>,
 }
 
 impl GzipWatch {
     /// Opens a watch; `None` if the response is not compressed.
     async fn open(client: &Client, path: &str) -> Option<Self> {
-        let call = client.request(Method::GET, path).header("accept-encoding", "br, gzip");
+        Self::of(client.request(Method::GET, path)).await
+    }
+
+    /// Opens the watch of a request; `None` if the response is not compressed.
+    pub async fn of(call: Call) -> Option<Self> {
+        let call = call.header("accept-encoding", "br, gzip");
         let response = within("a watch opens", call.open()).await.expect("a response");
-        assert_eq!(response.status(), 200, "{path}");
+        assert_eq!(response.status(), 200);
         let header = |name: &str| response.headers().get(name).map(|value| value.to_str().expect("text").to_owned());
         let named = (header("content-encoding"), header("vary"));
         let gzip = (Some("gzip".to_owned()), Some("Accept-Encoding".to_owned()));
-        assert!(named == gzip || named == (None, None), "{path}: {named:?}");
+        assert!(named == gzip || named == (None, None), "{named:?}");
         let (sent, inflate, text) = (Vec::new(), Decompress::new(false), Vec::new());
         (named == gzip).then(|| Self { body: response.into_body(), sent, inflate, text })
     }
@@ -53,10 +59,20 @@ impl GzipWatch {
         }
     }
 
-    async fn until(&mut self, text: &str) {
-        while !self.text.windows(text.len()).any(|window| window == text.as_bytes()) {
-            assert!(self.read().await, "the watch goes on until {text:?}");
+    /// Reads until `is_expected` is true of the text so far.
+    pub async fn until(&mut self, what: &str, is_expected: impl Fn(&[u8]) -> bool) {
+        while !is_expected(&self.text) {
+            assert!(self.read().await, "the watch goes on until {what}");
         }
+    }
+
+    async fn until_text(&mut self, text: &str) {
+        self.until(text, |read| read.windows(text.len()).any(|window| window == text.as_bytes())).await;
+    }
+
+    /// Reads until the bookmark that ends the initial events.
+    pub async fn listed(&mut self) {
+        self.until("the end of the initial events", ends_initial_events).await;
     }
 
     /// Reads to the end, which must complete the one member.
@@ -70,9 +86,9 @@ impl GzipWatch {
     }
 }
 
-/// Returns the text of a whole plain response.
+/// Returns the plain text of the initial events.
 async fn plain(client: &Client, path: &str) -> String {
-    client.request(Method::GET, path).send().await.text()
+    client.request(Method::GET, path).initial_events().await.text()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -118,10 +134,10 @@ async fn each_event_is_readable_before_the_next_and_a_drain_completes_the_member
         for protocol in BOTH {
             let client = app.over(protocol);
             let mut watch = GzipWatch::open(&client, &format!("{PODS}?{STATE}{query}")).await.expect("compressed");
-            watch.until(END_OF_STATE).await;
+            watch.listed().await;
             let state = watch.text.clone();
-            let short = format!("{PODS}?{STATE}{query}&timeoutSeconds=1");
-            assert!(String::from_utf8(state).expect("text") == plain(&client, &short).await, "{query}");
+            let expected = plain(&client, &format!("{PODS}?{STATE}{query}")).await;
+            assert!(String::from_utf8(state).expect("text") == expected, "{query}");
             assert!(watch.sent.len() * 4 < watch.text.len(), "{} of {}", watch.sent.len(), watch.text.len());
             watches.push(watch);
         }
@@ -136,7 +152,7 @@ async fn each_event_is_readable_before_the_next_and_a_drain_completes_the_member
             }),
         );
         for watch in &mut watches {
-            watch.until(&format!("\"name\":\"{name}\"")).await;
+            watch.until_text(&format!("\"name\":\"{name}\"")).await;
         }
     }
     app.begin_stop();
@@ -159,20 +175,23 @@ async fn large_objects_arrive_whole_and_an_aborted_watch_disturbs_none() {
     };
     up.put("configmaps", configmap("default", "before", &text(1)));
     let app = direct::app(&up).run().await;
-    let path = format!("{CONFIGMAPS}?{STATE}&timeoutSeconds=1");
+    let path = format!("{CONFIGMAPS}?{STATE}");
+    let mut watches = Vec::new();
     for protocol in BOTH {
         let client = app.over(protocol);
         let mut aborted = GzipWatch::open(&client, &path).await.expect("compressed");
         assert!(aborted.read().await);
         drop(aborted);
+        let mut watch = GzipWatch::open(&client, &path).await.expect("compressed");
+        watch.listed().await;
         let expected = plain(&client, &path).await;
-        let whole = GzipWatch::open(&client, &path).await.expect("compressed").whole().await;
-        assert!(whole == expected && whole.len() > LARGE_BYTES);
-        let mut watch = GzipWatch::open(&client, &format!("{CONFIGMAPS}?{STATE}")).await.expect("compressed");
-        watch.until(END_OF_STATE).await;
+        assert!(watch.text == expected.as_bytes() && expected.len() > LARGE_BYTES);
         let value = text(2);
         up.put("configmaps", configmap("default", &format!("after-{protocol:?}").to_lowercase(), &value));
-        watch.until(&value).await;
+        watches.push(watch);
+        for watch in &mut watches {
+            watch.until_text(&value).await;
+        }
     }
     let counted = |stage: &'static str| {
         let app = &app;
@@ -186,4 +205,15 @@ async fn large_objects_arrive_whole_and_an_aborted_watch_disturbs_none() {
     let is_counted = || async { counted("after").await > LARGE_BYTES as f64 };
     eventually("the bytes are counted", is_counted).await;
     assert!(counted("after").await < counted("before").await);
+    // A gap that cannot be mended ends them.
+    up.faults().down().await;
+    app.until_feed("configmaps", "stale", |feed| feed["state"] == "stale").await;
+    up.put("configmaps", configmap("default", "unseen", ""));
+    up.faults().forget_history();
+    up.faults().up().await;
+    for watch in watches {
+        let text = watch.whole().await;
+        assert!(text.len() > 2 * LARGE_BYTES);
+        assert!(text.lines().last().is_some_and(|last| last.contains(r#""code":410"#)));
+    }
 }

@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 pub use app::{App, Plan, app, by, in_front_of};
 pub use blocks::{Shell, blocks, commands, has, repository, skipped, with};
-pub use client::{Answer, Client, Protocol, assert_alike};
+pub use client::{Answer, Call, Client, Protocol, assert_alike, ends_initial_events};
 pub use event::{Ended, Event};
 pub use front::{Front, Near, Signer};
 pub use history::{History, assert_same, without_ages};

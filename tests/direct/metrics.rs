@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use demo::{self, RequestKind, RunningDemoApiserver};
 use serde_json::json;
 
+use crate::compressed_watches::GzipWatch;
 use crate::direct::{self, CONFIGMAPS, Client, Dir, Ended, PODS, Watch, configmap};
 use crate::monitoring;
 use crate::process::{Process, metric};
@@ -131,8 +132,9 @@ async fn serve_all_kinds(up: &RunningDemoApiserver, client: &Client) -> Watch {
     let metadata = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
     let metadata = client.watch(PODS).initial_events().accept(metadata).await;
     metadata.listed().await;
-    let state = format!("{PODS}?watch=1&resourceVersion=0&allowWatchBookmarks=true&timeoutSeconds=1");
-    client.request(http::Method::GET, &state).header("accept-encoding", "gzip").send().await;
+    let state = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let compressed = GzipWatch::of(client.request(http::Method::GET, &format!("{PODS}?{state}"))).await;
+    compressed.expect("compressed").listed().await;
     client.get("/version").await;
     client.get("/healthz").await;
     client.request(http::Method::GET, "/readyz").header("kube-fanout-hops", "leaf").send().await;

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use base::now_ns;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, Method, Request, Response};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
@@ -211,6 +211,29 @@ impl Call {
         within(&what, answer).await
     }
 
+    /// Sends the request, and reads the response only until `is_whole` is true of its body so far. So a watch is read
+    /// without a timeout, before which a machine that stalls may not have sent everything.
+    pub async fn send_until(self, what: &str, is_whole: impl Fn(&[u8]) -> bool) -> Answer {
+        let (path, asked_ns) = (self.path.clone(), now_ns());
+        let reading = async {
+            let (head, mut body) = self.open().await.expect("a response").into_parts();
+            let mut read = BytesMut::new();
+            while !is_whole(&read) {
+                let frame = body.frame().await.unwrap_or_else(|| panic!("{path} ended before {what}"));
+                read.extend_from_slice(frame.expect("the response goes on").data_ref().expect("data"));
+            }
+            (head, read.freeze())
+        };
+        let (head, body) = within(what, reading).await;
+        let (status, headers) = (head.status.as_u16(), head.headers);
+        Answer { path, asked_ns, came_ns: now_ns(), status, headers, body, trailers: None }
+    }
+
+    /// Sends the request, and reads the response until the bookmark that ends the initial events.
+    pub async fn initial_events(self) -> Answer {
+        self.send_until("the end of the initial events", ends_initial_events).await
+    }
+
     /// Sends the request and returns the response with its body unread.
     pub async fn open(self) -> Result<Response<Incoming>, String> {
         let Self { client, method, path, host, headers, body } = self;
@@ -296,6 +319,13 @@ pub fn assert_alike(what: &str, ours: &Answer, theirs: &Answer) {
         around(&a),
         around(&b)
     );
+}
+
+/// Whether the last event of a JSON watch is the bookmark that ends the initial events.
+pub fn ends_initial_events(text: &[u8]) -> bool {
+    const END: &[u8] = b"k8s.io/initial-events-end";
+    let last = text.strip_suffix(b"\n").and_then(|text| text.rsplit(|byte| *byte == b'\n').next());
+    last.is_some_and(|last| last.windows(END.len()).any(|window| window == END))
 }
 
 pub fn body(text: impl Into<Bytes>) -> Body {
