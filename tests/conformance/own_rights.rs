@@ -51,7 +51,7 @@ async fn resource_is_no_longer_served_after_proxy_loses_permission() {
     assert_eq!(watches[0].change().await.name(), "before", "it is live");
     assert!(client.get(&cached).await.is_cached());
     // A strict LIST proves the age of the state. Without it, the restart would end this watch too.
-    assert!(client.get(&services).await.is_cached());
+    assert!(client.list_now(RequestSpec::get(&services)).await.is_cached());
 
     // The apiserver authorizes a watch only at its start. The restart ends the open watch, so that it has to start
     // again.

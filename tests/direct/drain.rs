@@ -12,7 +12,7 @@ use kube_fanout::config::ServeSettings;
 use kube_fanout::net::ListenAddress;
 use kube_fanout::upstream::CredentialSource;
 
-use crate::direct::{Answer, Client, Dir, PATIENCE, PODS, Place, Protocol, Watch, configmap, eventually, within};
+use crate::direct::{self, Answer, Client, Dir, PATIENCE, PODS, Place, Protocol, Watch, configmap, eventually, within};
 use crate::process::{Process, run_passing};
 
 /// Longer than any test takes.
@@ -110,7 +110,7 @@ async fn idle_process_drains_in_time() {
     let config = dir.file("config.yaml", "log: {format: json}\n");
     for arguments in [vec![], vec!["--config", config.to_str().expect("text")]] {
         let process = Process::serve(&dir, &up.url(), &arguments).await;
-        assert!(process.client().get(PODS).await.is_cached());
+        assert!(direct::proven(&process.client(), || PODS.to_owned()).await.is_cached());
         process.signal("TERM");
         let ended = process.ended().await;
         let drained: Vec<_> = ended.stderr.lines().filter(|line| line.contains("drain finished")).collect();

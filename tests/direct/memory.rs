@@ -3,7 +3,7 @@
 
 use demo::{self, RunningDemoApiserver};
 
-use crate::direct::{CONFIGMAPS, Dir, Ended, PODS, configmap, eventually};
+use crate::direct::{self, CONFIGMAPS, Dir, Ended, PODS, configmap, eventually};
 use crate::process::{Process, metric};
 
 const MEBIBYTES: usize = 8;
@@ -43,7 +43,9 @@ async fn resource_outgrowing_memory_budget_is_forwarded() {
     let dir = Dir::new();
     let process = process(&dir, &up).await;
     let client = process.client();
-    assert!(client.get(CONFIGMAPS).await.is_cached() && client.get(PODS).await.is_cached());
+    for path in [CONFIGMAPS, PODS] {
+        assert!(direct::proven(&client, || path.to_owned()).await.is_cached());
+    }
     let (growing, other) = (client.watch(CONFIGMAPS).await, client.watch(PODS).await);
     let last = grow(&up, async |newest| {
         growing.reached_or_ended(newest).await;
@@ -65,7 +67,7 @@ async fn resource_outgrowing_memory_budget_is_forwarded() {
     let again = client.watch(CONFIGMAPS).from(listed.rv()).await;
     assert!(metric(&process.metrics().await, "kube_fanout_forwarded_total", "over_budget") > 0.0);
     again.reached(up.put("configmaps", configmap("default", "one-more", "x"))).await;
-    assert!(client.get(PODS).await.is_cached());
+    assert!(direct::proven(&client, || PODS.to_owned()).await.is_cached());
     other.reached(up.create_pod("default", "one-more")).await;
 }
 
@@ -80,7 +82,7 @@ async fn resource_above_memory_budget_is_listed_only_once() {
     for _ in 0..3 {
         let listed = client.get(CONFIGMAPS).await;
         assert!(!listed.is_cached() && listed.rv() >= last);
-        assert!(client.get(PODS).await.is_cached());
+        assert!(direct::proven(&client, || PODS.to_owned()).await.is_cached());
     }
     let metrics = process.metrics().await;
     assert_eq!(

@@ -248,7 +248,7 @@ async fn local_decisions_and_their_comparisons_are_counted() {
     let config = file.to_str().expect("a path");
     let process = Process::serve(&dir, &up.url(), &["--auth", "delegated", "--config", config]).await;
     move_up(&process, &OF_LOCAL_DECISIONS[2..]).await;
-    assert!(process.client().bearing("a").get(PODS).await.is_cached());
+    assert!(direct::proven(&process.client().bearing("a"), || PODS.to_owned()).await.is_cached());
     move_up(&process, &OF_LOCAL_DECISIONS).await;
     move_up(&process, &OF_A_DISAGREEMENT).await;
 }
