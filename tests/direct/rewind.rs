@@ -439,7 +439,7 @@ async fn replicas_list_once_each_after_restore() {
 async fn resumed_stream_with_same_history_needs_no_extra_request() {
     let (up, app, watches, _, last) = begun(228).await;
     whole(&app, last).await;
-    let before = direct::proxy_queries(&up, PODS).len();
+    let (lists, resumed) = (direct::whole_lists(&up, PODS), direct::resumed(&up, PODS));
     for _ in 0..3 {
         up.faults().down().await;
         app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
@@ -449,6 +449,7 @@ async fn resumed_stream_with_same_history_needs_no_extra_request() {
         whole(&app, last).await;
     }
     assert!(watches.iter().all(Watch::is_open));
-    assert_eq!(direct::proxy_queries(&up, PODS).len() - before, 3, "{:?}", direct::proxy_queries(&up, PODS));
+    assert_eq!(direct::resumed(&up, PODS) - resumed, 3, "{:?}", direct::proxy_queries(&up, PODS));
+    direct::assert_not_listed_again(&up, &app, "pods", lists).await;
     assert_eq!(sum(&app, "kube_fanout_upstream_duplicates_total pods").await, 3);
 }

@@ -16,13 +16,6 @@ const NEW: u32 = 37;
 /// Annotation that the new release writes.
 const MARK: &str = r#""release":"1.37""#;
 
-/// Number of lists and watch-lists of all pods, or of one page, that proxies have requested.
-fn lists(up: &RunningDemoApiserver) -> usize {
-    let is_state = |query: &&String| !query.contains("watch=") || query.contains("sendInitialEvents");
-    let is_whole = |query: &&String| !query.contains("fieldSelector") && !query.contains("continue");
-    direct::proxy_queries(up, PODS).iter().filter(is_state).filter(is_whole).count()
-}
-
 async fn watches(app: &App, from: u64) -> Vec<Watch> {
     join_all(Protocol::ALL.map(|protocol| app.watch(PODS).from(from).over(protocol).into_future())).await
 }
@@ -111,11 +104,11 @@ async fn upgrade_refreshes_cached_objects_without_watch_events() {
         let call = app.request(Method::GET, CACHED).header("accept", accept).header("accept-encoding", encoding);
         assert_eq!(marks(&plain(&call.send().await)), 0);
     }
-    let (objects, before) = (up.keys("pods").len(), lists(&up));
+    let (objects, before) = (up.keys("pods").len(), direct::whole_lists(&up, PODS));
     upgrade(&up, &app, || {}).await;
     assert_all_are_new(&up, &app, objects).await;
     assert_eq!(refreshes_of_pods(&app).await, 1);
-    assert!(lists(&up) > before);
+    assert!(direct::whole_lists(&up, PODS) > before);
     let last = up.churn(5).await;
     history.read_to(last).await;
     for watch in &open {
@@ -133,7 +126,7 @@ async fn backfilled_gap_after_upgrade_refreshes_objects_with_one_list() {
     let app = direct::app(&up).run().await;
     let open = watches(&app, history.from).await;
     assert_eq!(marks(&app.get(CACHED).await.text()), 0);
-    let (objects, before) = (up.keys("pods").len(), lists(&up));
+    let (objects, before) = (up.keys("pods").len(), direct::whole_lists(&up, PODS));
     let while_down = || {
         up.put("nodes", serde_json::json!({"metadata": {"name": "new"}}));
         up.faults().forget_window();
@@ -142,7 +135,7 @@ async fn backfilled_gap_after_upgrade_refreshes_objects_with_one_list() {
     app.until_pods_are_listed_again().await;
     let first = app.get(CACHED).await;
     assert_eq!((first.is_cached(), marks(&first.text())), (true, objects));
-    assert_eq!(lists(&up) - before, 1, "the list that the gap was mended with");
+    assert_eq!(direct::whole_lists(&up, PODS) - before, 1, "the list that the gap was mended with");
     assert_all_are_new(&up, &app, objects).await;
     assert_eq!(refreshes_of_pods(&app).await, 0);
     for watch in &open {
@@ -171,7 +164,7 @@ async fn upstream_restart_of_same_build_causes_no_list() {
     let up = demo::upstream().pods(40).seed(64).run().await;
     let app = direct::app(&up).run().await;
     let open = watches(&app, up.revision()).await;
-    let before = lists(&up);
+    let before = direct::whole_lists(&up, PODS);
     for _ in 0..3 {
         up.faults().down().await;
         app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
@@ -179,7 +172,7 @@ async fn upstream_restart_of_same_build_causes_no_list() {
         app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
         assert!(app.get(CACHED).await.is_cached());
     }
-    assert_eq!(lists(&up), before);
+    direct::assert_not_listed_again(&up, &app, "pods", before).await;
     assert!(open.iter().all(Watch::is_open));
 }
 
