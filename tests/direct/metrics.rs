@@ -91,8 +91,8 @@ const OF_CALLERS: [Metric; 4] = [
     ("kube_fanout_auth_leases", ""),
     ("kube_fanout_auth_policy_watched", ""),
 ];
-const OF_CALLERS_IN_DOUBT: [Metric; 2] =
-    [("kube_fanout_auth_outage_grace_active", ""), ("kube_fanout_auth_revoked_total", "unavailable")];
+const OF_CALLERS_IN_DOUBT: [Metric; 1] = [("kube_fanout_auth_outage_grace_active", "")];
+const OF_CALLERS_AFTER_THE_GRACE: [Metric; 1] = [("kube_fanout_auth_revoked_total", "unavailable")];
 
 const OF_LOCAL_DECISIONS: [Metric; 3] = [
     ("kube_fanout_auth_tokens_verified_total", "other_form"),
@@ -222,17 +222,22 @@ async fn authentication_and_authorization_reviews_are_counted() {
     let up = demo::upstream().pods(5).run().await;
     up.reviews().give("a", "ada");
     up.reviews().allow("ada", "default");
-    let dir = Dir::new();
-    let file = dir.file("config", "delegated: {allowedTTL: 50ms, tokenTTL: 50ms, recheck: 50ms, outageGrace: 5s}");
-    let config = file.to_str().expect("a path");
-    let process = Process::serve(&dir, &up.url(), &["--auth", "delegated", "--config", config]).await;
-    let ada = process.client().bearing("a");
-    assert_eq!(ada.get(PODS).await.status, 403);
-    let watch = ada.watch("/api/v1/namespaces/default/pods").initial_events().await;
-    watch.listed().await;
-    move_up(&process, &OF_CALLERS).await;
-    up.reviews().refuse(Some(503));
-    move_up(&process, &OF_CALLERS_IN_DOUBT).await;
+    // A grace that lasts as long as the test, and one that is over at once.
+    for (grace, in_doubt) in [("10m", OF_CALLERS_IN_DOUBT), ("50ms", OF_CALLERS_AFTER_THE_GRACE)] {
+        let dir = Dir::new();
+        let config = format!("delegated: {{allowedTTL: 50ms, tokenTTL: 50ms, recheck: 50ms, outageGrace: {grace}}}");
+        let file = dir.file("config", &config);
+        let config = file.to_str().expect("a path");
+        let process = Process::serve(&dir, &up.url(), &["--auth", "delegated", "--config", config]).await;
+        let ada = process.client().bearing("a");
+        assert_eq!(ada.get(PODS).await.status, 403);
+        let watch = ada.watch("/api/v1/namespaces/default/pods").initial_events().await;
+        watch.listed().await;
+        move_up(&process, &OF_CALLERS).await;
+        up.reviews().refuse(Some(503));
+        move_up(&process, &in_doubt).await;
+        up.reviews().refuse(None);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -388,6 +393,7 @@ fn documented_metrics_equal_tested_metrics() {
         .chain(&OF_A_CERTIFICATE)
         .chain(&OF_CALLERS)
         .chain(&OF_CALLERS_IN_DOUBT)
+        .chain(&OF_CALLERS_AFTER_THE_GRACE)
         .chain(&OF_LOCAL_DECISIONS)
         .chain(&OF_A_DISAGREEMENT)
         .chain(&OF_THE_AUDIT_LOG)
