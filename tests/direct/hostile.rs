@@ -19,6 +19,20 @@ async fn watching(up: &RunningDemoApiserver, app: &App, history: &History) -> Ve
 /// The proxy takes an event for permanently invalid after three attempts.
 const ROUNDS_MAX: usize = 20;
 
+/// Sends the same invalid event after the same version, several times, until the watch ends. Not each new watch is the
+/// feed's: a proof opens one too.
+pub async fn send_malformed_until_ended(up: &RunningDemoApiserver, watch: &Watch) {
+    for _ in 0..ROUNDS_MAX {
+        let opened = up.counts().watches_opened.of("pods");
+        up.faults().only("pods").send_malformed();
+        tokio::select! {
+            biased;
+            _ = watch.ended() => return,
+            () = reopened(up, opened) => {}
+        }
+    }
+}
+
 async fn reopened(up: &RunningDemoApiserver, opened: u64) {
     let resumed = up.until(|counts| counts.watches_opened.of("pods") > opened && counts.watches_open.of("pods") > 0);
     direct::within("a new watch upstream", resumed).await;
@@ -103,16 +117,7 @@ async fn repeated_malformed_event_ends_watches_with_410_and_relists() {
     let watches = watching(&up, &app, &history).await;
     let since = now_ns();
     let seen = watches[0].changes().len();
-    // The same invalid event after the same version, several times. Not each new watch is the feed's: a proof opens one too.
-    for _ in 0..ROUNDS_MAX {
-        let opened = up.counts().watches_opened.of("pods");
-        up.faults().only("pods").send_malformed();
-        tokio::select! {
-            biased;
-            _ = watches[0].ended() => break,
-            () = reopened(&up, opened) => {}
-        }
-    }
+    send_malformed_until_ended(&up, &watches[0]).await;
     for watch in &watches {
         assert_eq!(watch.ended().await, Ended::Expired);
         assert_eq!(watch.changes().len(), seen);

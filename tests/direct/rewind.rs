@@ -10,6 +10,7 @@ use verify::ApiserverGuarantee;
 use crate::direct::{
     self, App, CONFIGMAPS, Ended, History, NODES, PODS, Plan, Protocol, Watch, assert_same, configmap,
 };
+use crate::hostile;
 
 /// A proxy that forwards a read as early as the product does if upstream cannot prove freshness.
 fn app_like_the_product(up: &RunningDemoApiserver) -> Plan {
@@ -354,13 +355,7 @@ async fn relist_does_not_read_stale_server_cache() {
     let (before, since) = (app.get(&format!("{PODS}?resourceVersion=0")).await, now_ns());
     up.faults().cache_lags(old);
     // After three unreadable events at the same version, the feed starts from nothing.
-    for _ in 0..3 {
-        let opened = up.counts().watches_opened.of("pods");
-        up.faults().only("pods").send_malformed();
-        let resumed =
-            up.until(|counts| counts.watches_opened.of("pods") > opened && counts.watches_open.of("pods") > 0);
-        direct::within("a new watch upstream", resumed).await;
-    }
+    hostile::send_malformed_until_ended(&up, &watch).await;
     assert_eq!(watch.ended().await, Ended::Expired);
     let any = app.get(&format!("{PODS}?resourceVersion=0")).await;
     let mut evidence = history.evidence();
