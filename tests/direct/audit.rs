@@ -12,8 +12,10 @@ use serde_json::Value;
 use crate::direct::{self, Dir, Ended, PODS, Protocol, eventually};
 use crate::process::Process;
 
+/// The whole records of a log, of which the last line may be half written.
 fn records(text: &str) -> Vec<Value> {
-    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    whole.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
 fn stages(records: &[Value], id: &str) -> Vec<String> {
