@@ -84,7 +84,7 @@ async fn zone_catches_up_with_resume_version_of_leaf() {
     assert!(reach(&tree.second).await < elsewhere);
     let watch = tree.second.watch(PODS).from(elsewhere).bookmarks().await;
     let is_there = || async { reach(&tree.second).await >= elsewhere };
-    // Sooner than upstream's own bookmark, which comes once a minute.
+    // Sooner than upstream's own bookmark.
     in_time(
         Duration::from_secs(3),
         "the zone receives the request",
