@@ -125,12 +125,6 @@ impl Watch {
         }
         (events, self.ended.expect("it ended"))
     }
-
-    /// Whether nothing arrives within `wait`. Only for events that must not arrive, where there is no other condition
-    /// to wait for.
-    pub async fn is_quiet(&mut self, wait: Duration) -> bool {
-        timeout(wait, self.next_frame()).await.is_err()
-    }
 }
 
 impl Event {
