@@ -92,7 +92,9 @@ async fn flood_all(process: &Process, manners: &Manners, up: &RunningDemoApiserv
                 assert!(answer.is_cached(), "{}: {}", flood.name, answer.status);
             }
             let sent = flood.sent.load(Ordering::Relaxed);
-            looks = if sent == last { looks + 1 } else { 0 };
+            // Nothing sent yet is no flood that has stopped.
+            let has_begun = sent > 0 || is_done(&flood);
+            looks = if has_begun && sent == last { looks + 1 } else { 0 };
             last = sent;
             grown = grown.max(process.resident_mebibytes().saturating_sub(before));
         }

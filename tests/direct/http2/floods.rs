@@ -141,8 +141,9 @@ async fn client_frame_flood_uses_no_memory_and_delays_no_other_client() {
             while looks < LOOKS {
                 others_are_answered(&old, &new).await;
                 let sent = progress.sent.load(Ordering::Relaxed);
-                // The last frames of a sender that is done have yet to be read.
-                looks = if sent == last { looks + 1 } else { 0 };
+                // The last frames of a sender that is done have yet to be read. Nothing sent yet is no flood that has stopped.
+                let has_begun = sent > 0 || progress.is_done.load(Ordering::Relaxed);
+                looks = if has_begun && sent == last { looks + 1 } else { 0 };
                 last = sent;
                 grown = grown.max(process.resident_mebibytes().saturating_sub(before));
             }
