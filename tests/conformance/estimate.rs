@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use futures_util::future::join_all;
 use http::{HeaderName, Method};
 use serde_json::{Value, json};
 
@@ -11,13 +12,12 @@ use crate::blocks::{Shell, blocks, with};
 const DIRECT: &str = "estimate-direct/1";
 const THROUGH: &str = "estimate-through/1";
 
-/// Sends a program's requests one after the other. Returns their number.
+/// Sends a program's requests: its watches together, and the others one after the other. Returns their number.
 async fn send_all(client: &Http, maps: &str, agent: &str, version: u64) -> usize {
     let get = |path: String| RequestSpec::get(&path);
     let mut requests = Vec::new();
     requests.extend((0..10).map(|_| get(format!("{maps}?limit=500&resourceVersion=0"))));
     requests.extend((0..5).map(|_| get(maps.to_owned())));
-    requests.extend((0..4).map(|_| get(format!("{maps}?watch=1&timeoutSeconds=1&resourceVersion={version}"))));
     requests.extend((0..2).map(|_| get(format!("{maps}/m?resourceVersion=0"))));
     requests.extend((0..3).map(|_| get(format!("{maps}/m"))));
     requests.extend((0..2).map(|_| get("/version".to_owned())));
@@ -26,10 +26,16 @@ async fn send_all(client: &Http, maps: &str, agent: &str, version: u64) -> usize
         let object = json!({"metadata": {"name": name}}).to_string();
         requests.push(RequestSpec::get(maps).with(Method::POST, "application/json", object));
     }
-    let count = requests.len();
-    for request in requests {
+    let watches =
+        (0..4).map(|_| get(format!("{maps}?watch=1&timeoutSeconds=1&resourceVersion={version}"))).collect::<Vec<_>>();
+    let count = requests.len() + watches.len();
+    let send = async |request: RequestSpec| {
         let answer = client.fetch(request.header(HeaderName::from_static("user-agent"), agent)).await;
         assert!(answer.status.is_success(), "{}", answer.text());
+    };
+    join_all(watches.into_iter().map(&send)).await;
+    for request in requests {
+        send(request).await;
     }
     count
 }

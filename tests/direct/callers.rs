@@ -222,7 +222,7 @@ async fn review_outage_fails_new_requests_with_503() {
 #[tokio::test]
 async fn watch_ends_with_503_after_review_outage_grace() {
     let up = demo::upstream().pods(3).run().await;
-    let grace = Duration::from_secs(2);
+    let grace = Duration::from_millis(300);
     let (_app, ada, _) = ada_and_bob(&up, |config| config.delegated.auth.outage_grace = grace).await;
     for code in [503, 403] {
         let watch = live_watch(&up, &ada, Protocol::Http1).await;

@@ -1,6 +1,6 @@
 //! Upstream's storage is restored from a backup. Watches end with 410, and no lost write is served (F3, L6).
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use base::now_ns;
 use demo::{self, RunningDemoApiserver, StoreBackup};
@@ -11,6 +11,9 @@ use crate::direct::{
     self, App, CONFIGMAPS, Ended, History, NODES, PODS, Plan, Protocol, Watch, assert_same, configmap,
 };
 use crate::hostile;
+
+/// How long a read waits for a proof that cannot come.
+const BRIEF: Duration = Duration::from_millis(300);
 
 /// A proxy that forwards a read as early as the product does if upstream cannot prove freshness.
 fn app_like_the_product(up: &RunningDemoApiserver) -> Plan {
@@ -88,10 +91,17 @@ async fn begun_with_a_ghost(seed: u64) -> (RunningDemoApiserver, App, Vec<Watch>
 
 /// An upstream with a few pods, its backup, and a version that the storage has not reached when it is restored.
 async fn begun(seed: u64) -> (RunningDemoApiserver, App, Vec<Watch>, StoreBackup, u64) {
+    begun_with(seed, app_like_the_product).await
+}
+
+async fn begun_with(
+    seed: u64,
+    plan: impl FnOnce(&RunningDemoApiserver) -> Plan,
+) -> (RunningDemoApiserver, App, Vec<Watch>, StoreBackup, u64) {
     let up = demo::upstream().pods(10).seed(seed).run().await;
     up.create_pod("default", "kept");
     up.create_pod("default", "doomed");
-    let app = app_like_the_product(&up).run().await;
+    let app = plan(&up).run().await;
     let watches = watches(&app, PODS).await;
     let backup = up.faults().backup();
     let last = happen(&up);
@@ -311,7 +321,8 @@ async fn restore_detected_by_one_feed_rechecks_other_feeds() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lagging_server_ends_no_watch_and_causes_few_lists() {
-    let (up, app, watches, ..) = begun(224).await;
+    let plan = |up: &RunningDemoApiserver| direct::app(up).with(|config| config.serve.fresh_wait_max = BRIEF);
+    let (up, app, watches, ..) = begun_with(224, plan).await;
     let (before, old) = (direct::whole_lists(&up, PODS), up.revision() - 5);
     let began = Instant::now();
     up.faults().lag(usize::MAX, old);
@@ -320,6 +331,7 @@ async fn lagging_server_ends_no_watch_and_causes_few_lists() {
         assert_eq!(app.get(PODS).await.rv(), up.revision());
     }
     let passed = sum(&app, "kube_fanout_forwarded_total").await;
+    direct::eventually("a doubt", || async { app.feed_requests("pods.v1", "mismatch").await > 0 }).await;
     up.faults().lag(0, 0);
     let last = up.update_pod("default", "kept");
     for watch in &watches {
@@ -330,8 +342,7 @@ async fn lagging_server_ends_no_watch_and_causes_few_lists() {
     // The counters are read after the lists, so that each list that upstream has counted is in one of them.
     let lists = (direct::whole_lists(&up, PODS) - before) as u64;
     let forwarded = sum(&app, "kube_fanout_forwarded_total").await;
-    // The three reads take nine seconds. An unfounded doubt has a backoff of ten, and an unanswered one ends after
-    // five.
+    // An unfounded doubt has a backoff of ten seconds, and an unanswered one ends after five.
     let (doubts, doubts_max) = (app.feed_requests("pods.v1", "mismatch").await, 1 + began.elapsed().as_secs() / 5);
     assert!((1..=doubts_max).contains(&doubts), "{doubts} doubts, {doubts_max} at most");
     // A comparison may need a second list.

@@ -109,7 +109,7 @@ async fn watches_after_sync_timeout_get_429_and_are_not_forwarded() {
 async fn unsynced_resource_does_not_delay_other_resources() {
     let up = demo::upstream().pods(8).run().await;
     up.faults().only("pods").answer(RequestKind::Watch, usize::MAX, 503, None);
-    let app = direct::app(&up).sync_wait(Duration::from_secs(3)).run().await;
+    let app = direct::app(&up).sync_wait(Duration::from_millis(300)).run().await;
     app.discovered().await;
     let nodes = async || app.get("/api/v1/nodes?resourceVersion=0").await.is_cached();
     let (pods, ()) = tokio::join!(app.get(ANY), direct::eventually("nodes sync", nodes));
