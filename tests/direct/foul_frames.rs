@@ -52,7 +52,8 @@ async fn zero_upstream_window_blocks_only_requests_with_body() {
     let (_front, plan) = behind(&up, &signer, &[(INITIAL_WINDOW_SIZE, 0)]).await;
     let app = plan.run().await;
     // A new connection does not know the settings yet, and each core has its own connection.
-    for _ in 0..16 {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    for _ in 0..16.max(4 * cores) {
         eventually("a connection for what passes through", || async { app.get("/livez").await.status == 200 }).await;
     }
     let write = app.request(Method::POST, "/api/v1/namespaces/default/configmaps");
