@@ -46,8 +46,8 @@ use crate::net::{self, ListenAddress, Listener, ListenerTls, TlsError};
 use crate::reflect::{self, ReflectorSupervisor};
 use crate::serve::{self, ActiveWatches, AuditLog, HttpFrontend};
 use crate::upstream::{
-    self, CredentialError, DocumentRefusalBackoff, ResourceCatalog, UpstreamClient, UpstreamCostTotals,
-    UpstreamEndpoints,
+    self, CredentialError, CredentialNames, DocumentRefusalBackoff, ResourceCatalog, UpstreamClient,
+    UpstreamCostTotals, UpstreamEndpoints,
 };
 use crate::wire;
 use base::{self, BackgroundTasks, CoreRuntimes, DrainTrigger, DrainWatch, ReadinessTracker, RuntimeHeartbeat};
@@ -132,7 +132,8 @@ impl BoundApp {
         let costs = UpstreamCostTotals::default();
         let endpoints = UpstreamEndpoints::new(config.endpoints.clone());
         let tasks = BackgroundTasks::with_cores(CoreRuntimes::matching_runtime().map_err(StartError::Threads)?);
-        let client = UpstreamClient::connect_to(&config.upstream, endpoints, costs.clone(), tasks.clone())?;
+        let names = CredentialNames::OWN;
+        let client = UpstreamClient::connect_to(&config.upstream, names, endpoints, costs.clone(), tasks.clone())?;
         let certificates = ListenerCertificates::of(config)?;
         let listeners = listeners(config, inherited, certificates.listeners.as_ref())?;
         let ready = ReadinessTracker::new();

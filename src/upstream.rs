@@ -37,7 +37,7 @@ pub use build::{KubernetesRelease, ServerBuild};
 pub(crate) use client::encoding_of;
 pub use client::{CachedDocument, UpstreamClient, UpstreamRequestKind, read_status};
 pub use cost::{UpstreamCost, UpstreamCostTotals, UpstreamRequestCause};
-pub use credentials::{CredentialError, CredentialSource};
+pub use credentials::{CredentialError, CredentialNames, CredentialSource};
 pub use dial::InMemoryUpstream;
 pub use discovery::{
     ApiDefinition, ApiDefinitionKind, DiscoveryFailure, DocumentRefusalBackoff, PerApiDefinitionKind, ResourceCatalog,

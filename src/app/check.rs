@@ -16,7 +16,8 @@ use crate::preflight::{
 };
 use crate::serve::{CacheCoverage, NotCoveredReason};
 use crate::upstream::{
-    CredentialSource, ResourceCatalog, UpstreamClient, UpstreamCostTotals, UpstreamEndpoints, UpstreamResource,
+    CredentialNames, CredentialSource, ResourceCatalog, UpstreamClient, UpstreamCostTotals, UpstreamEndpoints,
+    UpstreamResource,
 };
 use base::{BackgroundTasks, WallClock};
 
@@ -64,6 +65,7 @@ async fn findings(config: &ServeSettings, arguments: &CheckArguments) -> Vec<Che
     let endpoints = UpstreamEndpoints::new(config.endpoints.clone());
     let client = UpstreamClient::connect_to(
         &config.upstream,
+        CredentialNames::OWN,
         endpoints.clone(),
         UpstreamCostTotals::default(),
         BackgroundTasks::new(),
@@ -83,8 +85,13 @@ async fn findings(config: &ServeSettings, arguments: &CheckArguments) -> Vec<Che
     }
     if let Some(path) = &config.delegated.impersonator {
         let source = CredentialSource::File(path.clone());
-        let impersonator =
-            UpstreamClient::connect_to(&source, endpoints, UpstreamCostTotals::default(), BackgroundTasks::new());
+        let impersonator = UpstreamClient::connect_to(
+            &source,
+            CredentialNames::IMPERSONATOR,
+            endpoints,
+            UpstreamCostTotals::default(),
+            BackgroundTasks::new(),
+        );
         let name = match impersonator {
             Ok(client) => client.own_user().await.map(|user| user.name).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),

@@ -9,7 +9,7 @@ use crate::auth::{
     DelegatedAuthDeps, FrontProxyConfig, ReloadableAuthorities,
 };
 use crate::config::ServeSettings;
-use crate::upstream::{CredentialSource, RequestForwarder, UpstreamClient, UpstreamCostTotals};
+use crate::upstream::{CredentialNames, CredentialSource, RequestForwarder, UpstreamClient, UpstreamCostTotals};
 use base::{BackgroundTasks, WallClock, WatchedFile};
 
 /// The authorizers, which authenticate and authorize callers.
@@ -76,7 +76,13 @@ pub(super) fn forwarder(
 ) -> Result<RequestForwarder, StartError> {
     let connect = |path: &PathBuf| {
         let source = CredentialSource::File(path.clone());
-        UpstreamClient::connect_to(&source, client.endpoints().clone(), costs.clone(), tasks.clone())
+        UpstreamClient::connect_to(
+            &source,
+            CredentialNames::IMPERSONATOR,
+            client.endpoints().clone(),
+            costs.clone(),
+            tasks.clone(),
+        )
     };
     let impersonator = config.delegated.impersonator.as_ref().map(connect).transpose()?;
     if let Some(impersonator) = &impersonator {

@@ -107,7 +107,7 @@ impl CallerConnectionPools {
 
 #[cfg(test)]
 mod tests {
-    use super::super::CredentialSource;
+    use super::super::{CredentialNames, CredentialSource};
     use super::*;
     use kubeapi::User;
 
@@ -127,7 +127,7 @@ mod tests {
     #[tokio::test]
     async fn credential_pools_per_user_are_limited() {
         let source = CredentialSource::Anonymous("http://127.0.0.1:1".parse().expect("an address"));
-        let credentials = UpstreamCredentials::load(&source, &[]).expect("nothing to read");
+        let credentials = UpstreamCredentials::load(&source, &[], CredentialNames::OWN).expect("nothing to read");
         let caller_pools = CallerConnectionPools::new(&credentials[0]).expect("no request is sent");
         let (ada, bob) = (flow("ada"), flow("bob"));
         let has = |number, flow| caller_pools.pools(id(number), flow).expect("made").is_some();

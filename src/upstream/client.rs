@@ -15,7 +15,7 @@ use super::retryable_request::{CountedRequest, UpstreamBody};
 use super::strict_transport::HstsHeader;
 use super::transport::{UpstreamCredentialChanges, UpstreamTransport, UpstreamTransports};
 use super::{
-    BODY_BYTES_MAX, CAUSE, CredentialError, CredentialSource, HOPS, UpstreamCostTotals, UpstreamError,
+    BODY_BYTES_MAX, CAUSE, CredentialError, CredentialNames, CredentialSource, HOPS, UpstreamCostTotals, UpstreamError,
     UpstreamRequestCause, UpstreamServer,
 };
 use crate::net::CertificateValidity;
@@ -78,6 +78,7 @@ impl UpstreamClient {
     pub fn connect(source: &CredentialSource, costs: UpstreamCostTotals) -> Result<Self, CredentialError> {
         Self::connect_to(
             source,
+            CredentialNames::OWN,
             UpstreamEndpoints::new(UpstreamEndpointsConfig::default()),
             costs,
             BackgroundTasks::new(),
@@ -88,11 +89,12 @@ impl UpstreamClient {
     /// wait for them.
     pub fn connect_to(
         source: &CredentialSource,
+        names: CredentialNames,
         endpoints: UpstreamEndpoints,
         costs: UpstreamCostTotals,
         tasks: BackgroundTasks,
     ) -> Result<Self, CredentialError> {
-        let transports = UpstreamTransports::load(source, endpoints)?;
+        let transports = UpstreamTransports::load(source, endpoints, names)?;
         let instance = format!("{:016x}", fastrand::u64(..));
         let (responses, strict_transport) = (watch::Sender::new(0), HstsHeader::default());
         Ok(Self {

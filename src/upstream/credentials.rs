@@ -31,6 +31,19 @@ pub enum CredentialSource {
     Memory(InMemoryUpstream),
 }
 
+/// The names of a client's credentials in logs and metrics. Two clients with the same names would overwrite each
+/// other's state.
+#[derive(Debug, Clone, Copy)]
+pub struct CredentialNames {
+    pub(super) files: &'static str,
+    pub(super) token: &'static str,
+}
+
+impl CredentialNames {
+    pub const OWN: Self = Self { files: "upstream_credentials", token: "upstream_token" };
+    pub const IMPERSONATOR: Self = Self { files: "impersonator_credentials", token: "impersonator_token" };
+}
+
 /// The address of an in-process upstream in requests; it is never resolved.
 const IN_MEMORY_ADDRESS: &str = "http://127.0.0.1:1";
 
@@ -126,8 +139,12 @@ pub(super) struct UpstreamCredentials {
 
 impl UpstreamCredentials {
     /// Reads the credentials for each of `servers` of one cluster, or else for the server that they name.
-    pub(super) fn load(source: &CredentialSource, servers: &[ServerUrl]) -> Result<Vec<Self>, CredentialError> {
-        let credentials = Self::read(source)?;
+    pub(super) fn load(
+        source: &CredentialSource,
+        servers: &[ServerUrl],
+        names: CredentialNames,
+    ) -> Result<Vec<Self>, CredentialError> {
+        let credentials = Self::read(source, names)?;
         if !servers.is_empty() {
             let at = |(endpoint, server): (usize, &ServerUrl)| Self {
                 base: server.uri().clone(),
@@ -143,7 +160,7 @@ impl UpstreamCredentials {
         Ok(vec![credentials])
     }
 
-    fn read(source: &CredentialSource) -> Result<Self, CredentialError> {
+    fn read(source: &CredentialSource, names: CredentialNames) -> Result<Self, CredentialError> {
         let config = match source {
             CredentialSource::File(path) => {
                 let fail = |reason: String| CredentialError::Kubeconfig { path: path.clone(), reason };
@@ -168,10 +185,10 @@ impl UpstreamCredentials {
             return Err(CredentialError::NoAuthority);
         }
         let memory = if let CredentialSource::Memory(memory) = source { Some(memory.clone()) } else { None };
-        Ok(Self { memory, ..Self::from_config(&config)? })
+        Ok(Self { memory, ..Self::from_config(&config, names)? })
     }
 
-    fn from_config(config: &kube_client::Config) -> Result<Self, CredentialError> {
+    fn from_config(config: &kube_client::Config, names: CredentialNames) -> Result<Self, CredentialError> {
         let tls_of = |config: &kube_client::Config| {
             config.rustls_client_config().map_err(|error| CredentialError::Tls(error.to_string()))
         };
@@ -183,7 +200,7 @@ impl UpstreamCredentials {
         // The innermost service only returns the headers of its request. kube-client's layers (static tokens, exec
         // plugins) wrap it and add theirs.
         let extra = config.extra_headers_layer().map_err(invalid)?;
-        let token = token_file(&config.auth_info)?;
+        let token = token_file(&config.auth_info, names)?;
         if config.auth_info.exec.is_some() {
             // A plugin that hangs ends nothing, so the log must show what is waited for.
             tracing::info!(server = %config.cluster_url, "running the exec plugin of the kubeconfig");
@@ -271,11 +288,11 @@ fn without_identity(server: Uri) -> kube_client::Config {
 }
 
 /// Reads the token file, unless a password or an inline token has precedence over it, as in kube-client.
-fn token_file(auth: &AuthInfo) -> Result<WatchedFile<Option<HeaderValue>>, CredentialError> {
+fn token_file(auth: &AuthInfo, names: CredentialNames) -> Result<WatchedFile<Option<HeaderValue>>, CredentialError> {
     let has_other =
         auth.auth_provider.is_some() || auth.username.is_some() && auth.password.is_some() || auth.token.is_some();
     let Some(path) = auth.token_file.as_ref().filter(|_| !has_other) else { return Ok(WatchedFile::fixed(None)) };
-    let token = WatchedFile::load("upstream_token", vec![path.into()], |files| bearer(&files[0]).map(Some));
+    let token = WatchedFile::load(names.token, vec![path.into()], |files| bearer(&files[0]).map(Some));
     token.map_err(|error| CredentialError::Invalid(format!("token file {path}: {error}")))
 }
 
@@ -317,7 +334,7 @@ mod tests {
                 "users:\n- name: u\n  user: {token: t}\ncontexts:\n- name: x\n  context: {cluster: c, user: u}\n";
             let text = format!("apiVersion: v1\nkind: Config\ncurrent-context: x\n{cluster}{rest}");
             std::fs::write(&path, text).expect("written");
-            UpstreamCredentials::load(&CredentialSource::File(path.clone()), &[])
+            UpstreamCredentials::load(&CredentialSource::File(path.clone()), &[], CredentialNames::OWN)
         };
         assert!(load("server: 'http://127.0.0.1:1'").is_ok());
         for (cluster, problem) in [

@@ -9,7 +9,7 @@ use super::caller_pools::CallerConnectionPools;
 use super::credentials::UpstreamCredentials;
 use super::endpoints::UpstreamEndpoints;
 use super::pool::{ConnectionPool, IDLE_CONNECTIONS_MAX, PoolTrafficClass};
-use super::{CredentialError, CredentialSource, UpstreamError};
+use super::{CredentialError, CredentialNames, CredentialSource, UpstreamError};
 use base::{FileLoadError, PerCore, WatchedFile};
 
 /// Credentials, and the connections to one server that use them.
@@ -56,20 +56,25 @@ impl UpstreamCredentialChanges {
 }
 
 impl UpstreamTransports {
-    pub(super) fn load(source: &CredentialSource, endpoints: UpstreamEndpoints) -> Result<Self, CredentialError> {
+    pub(super) fn load(
+        source: &CredentialSource,
+        endpoints: UpstreamEndpoints,
+        names: CredentialNames,
+    ) -> Result<Self, CredentialError> {
         if source.files().is_empty() {
-            let transports = WatchedFile::fixed(transports(UpstreamCredentials::load(source, endpoints.servers())?)?);
+            let transports =
+                WatchedFile::fixed(transports(UpstreamCredentials::load(source, endpoints.servers(), names)?)?);
             return Ok(Self { transports, endpoints });
         }
         let (listed, read, upstream) = (source.clone(), source.clone(), OnceLock::new());
         let servers = endpoints.clone();
         // kube-client reads the files once more. If they have changed in between, the next check detects that.
         let read = move |_: &[Vec<u8>]| {
-            let credentials = UpstreamCredentials::load(&read, servers.servers())?;
+            let credentials = UpstreamCredentials::load(&read, servers.servers(), names)?;
             check_same_address(&upstream, &credentials)?;
             transports(credentials)
         };
-        let loaded = WatchedFile::load_listed("upstream_credentials", move || listed.files(), read);
+        let loaded = WatchedFile::load_listed(names.files, move || listed.files(), read);
         let transports = loaded.map_err(|error| match error {
             FileLoadError::Content(error) => error,
             unreadable @ FileLoadError::File { .. } => CredentialError::Invalid(unreadable.to_string()),
@@ -94,9 +99,13 @@ impl UpstreamTransports {
     pub(super) async fn reload_credentials(self, every: Duration) {
         loop {
             sleep(every).await;
-            self.transports.check_now().await;
-            self.current().credentials.token.check_now().await;
+            self.check_files().await;
         }
+    }
+
+    async fn check_files(&self) {
+        self.transports.check_now().await;
+        self.current().credentials.token.check_now().await;
     }
 }
 
@@ -161,14 +170,17 @@ fn check_same_address(upstream: &OnceLock<Uri>, credentials: &[UpstreamCredentia
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
+
     use http::header::AUTHORIZATION;
+    use metrics_exporter_prometheus::PrometheusBuilder;
 
     use super::*;
     use crate::upstream::UpstreamEndpointsConfig;
 
     fn rewritten(base: &'static str, requested: &'static str) -> String {
         let source = CredentialSource::Anonymous(Uri::from_static(base));
-        let mut credentials = UpstreamCredentials::load(&source, &[]).expect("nothing to read");
+        let mut credentials = UpstreamCredentials::load(&source, &[], CredentialNames::OWN).expect("nothing to read");
         let transport = UpstreamTransport::new(credentials.remove(0)).expect("no request is sent");
         let mut request = Request::new(());
         *request.uri_mut() = Uri::from_static(requested);
@@ -195,19 +207,66 @@ mod tests {
         }
     }
 
+    fn path(what: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("kube-fanout-{what}-{}", fastrand::u64(..)))
+    }
+
+    fn with_token_file(kubeconfig: &Path, token: &Path) -> CredentialSource {
+        let cluster = "clusters:\n- name: c\n  cluster: {server: \"http://127.0.0.1:1\"}\n";
+        let user = format!("users:\n- name: u\n  user: {{tokenFile: {}}}\n", token.display());
+        let context = "contexts:\n- name: x\n  context: {cluster: c, user: u}\ncurrent-context: x\n";
+        std::fs::write(kubeconfig, format!("apiVersion: v1\nkind: Config\n{cluster}{user}{context}")).expect("a file");
+        CredentialSource::File(kubeconfig.to_owned())
+    }
+
+    fn load(source: &CredentialSource, names: CredentialNames) -> Result<UpstreamTransports, CredentialError> {
+        UpstreamTransports::load(source, UpstreamEndpoints::new(UpstreamEndpointsConfig::default()), names)
+    }
+
+    #[test]
+    fn working_impersonator_does_not_hide_failed_reload_of_own_credentials() {
+        let paths = ["kubeconfig", "token", "kubeconfig", "token"].map(path);
+        let [own_kubeconfig, own_token, kubeconfig, token] = &paths;
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let check = async {
+            for token in [own_token, token] {
+                std::fs::write(token, "one").expect("a file");
+            }
+            let own = load(&with_token_file(own_kubeconfig, own_token), CredentialNames::OWN);
+            let impersonator = load(&with_token_file(kubeconfig, token), CredentialNames::IMPERSONATOR);
+            for broken in [own_token, own_kubeconfig] {
+                std::fs::write(broken, "").expect("a file");
+            }
+            for transports in [own, impersonator] {
+                transports.expect("its files are there").check_files().await;
+            }
+        };
+        metrics::with_local_recorder(&recorder, || {
+            tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(check);
+        });
+        let rendered = recorder.handle().render();
+        for (what, failing) in [
+            ("upstream_credentials", 1),
+            ("upstream_token", 1),
+            ("impersonator_credentials", 0),
+            ("impersonator_token", 0),
+        ] {
+            let line = format!("kube_fanout_reload_failing{{what=\"{what}\"}} {failing}");
+            assert!(rendered.lines().any(|found| found == line), "{line}: {rendered}");
+        }
+        for path in &paths {
+            std::fs::remove_file(path).expect("it is there");
+        }
+    }
+
     /// The wall clock stands still here, as after it was set back.
     #[tokio::test(start_paused = true)]
     async fn token_file_is_reloaded_independently_of_wall_clock() {
         const EVERY: Duration = Duration::from_secs(10);
-        let path = |what: &str| std::env::temp_dir().join(format!("kube-fanout-{what}-{}", fastrand::u64(..)));
         let (kubeconfig, token) = (path("kubeconfig"), path("token"));
-        let cluster = "clusters:\n- name: c\n  cluster: {server: \"http://127.0.0.1:1\"}\n";
-        let user = format!("users:\n- name: u\n  user: {{tokenFile: {}}}\n", token.display());
-        let context = "contexts:\n- name: x\n  context: {cluster: c, user: u}\ncurrent-context: x\n";
-        std::fs::write(&kubeconfig, format!("apiVersion: v1\nkind: Config\n{cluster}{user}{context}")).expect("a file");
+        let source = with_token_file(&kubeconfig, &token);
         let write = |text: &str| std::fs::write(&token, text).expect("a file");
-        let source = CredentialSource::File(kubeconfig.clone());
-        let load = || UpstreamTransports::load(&source, UpstreamEndpoints::new(UpstreamEndpointsConfig::default()));
+        let load = || load(&source, CredentialNames::OWN);
         write("one\n");
         let transports = load().expect("it is there");
         let reloading = tokio::spawn(transports.clone().reload_credentials(EVERY));
