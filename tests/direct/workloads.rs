@@ -164,6 +164,22 @@ fn selectors(document: &Value) -> Vec<&Value> {
     }
 }
 
+/// By default tainted nodes count as places for pods, so the pods of a lost zone would stay pending.
+#[test]
+fn nodes_that_pods_do_not_tolerate_do_not_count_for_spreading() {
+    let mut checked = Vec::new();
+    for (name, text) in deployed() {
+        for document in documents(&text) {
+            let spread = document["spec"]["template"]["spec"]["topologySpreadConstraints"].as_array();
+            for constraint in spread.into_iter().flatten() {
+                assert_eq!(constraint["nodeTaintsPolicy"], "Honor", "{name}: {constraint}");
+                checked.push(format!("{name} {}", constraint["topologyKey"]));
+            }
+        }
+    }
+    assert_eq!(checked.len(), 4, "{checked:?}");
+}
+
 #[test]
 fn manifest_selectors_and_ports_match_configuration() {
     for (base, workload, parts) in [

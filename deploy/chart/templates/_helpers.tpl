@@ -59,11 +59,14 @@ spec:
     - topologyKey: kubernetes.io/hostname
       maxSkew: 1
       whenUnsatisfiable: DoNotSchedule
+      # Nodes that cannot run the pod, such as cordoned and lost ones, do not count.
+      nodeTaintsPolicy: Honor
       matchLabelKeys: [pod-template-hash]
       labelSelector:
         matchLabels: {{ include "kube-fanout.labels" . }}
     - topologyKey: topology.kubernetes.io/zone
       maxSkew: 1
+      nodeTaintsPolicy: Honor
       {{- if eq .Values.form "zone" }}
       # Every zone needs a proxy of its own.
       whenUnsatisfiable: DoNotSchedule
