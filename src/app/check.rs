@@ -7,7 +7,7 @@ use futures_util::future::LocalBoxFuture;
 use tokio::time::{Instant, timeout};
 
 use super::refusal_backoff;
-use crate::auth::{AuthMode, authorizer_chain};
+use crate::auth::{AuthMode, TokenIdentification, authorizer_chain};
 use crate::config::{CheckArguments, MemoryLimit, ServeSettings, TlsCertificateSource};
 use crate::net::{ClientCertificates, ListenerTls};
 use crate::preflight::{
@@ -35,6 +35,9 @@ pub enum PreflightVerdict {
     /// No check failed, but at least one check could not be made.
     Inconclusive,
 }
+
+/// The objects that tokens are bound to. Tokens that are bound to a Secret may be reviewed (docs/SECURITY.md).
+const BOUND_OBJECTS: [&str; 3] = ["serviceaccounts", "pods", "nodes"];
 
 /// The timeout of all checks of the `check` command together.
 const CHECK_MAX: Duration = Duration::from_secs(120);
@@ -92,14 +95,10 @@ async fn findings(config: &ServeSettings, arguments: &CheckArguments) -> Vec<Che
             UpstreamCostTotals::default(),
             BackgroundTasks::new(),
         );
-        let name = match impersonator {
-            Ok(client) => client.own_user().await.map(|user| user.name).map_err(|error| error.to_string()),
-            Err(error) => Err(error.to_string()),
-        };
-        found.push(match name {
-            Ok(name) => CheckFinding::ok("rights", format!("delegated.impersonator is authenticated as {name}")),
-            Err(why) => CheckFinding::failed("rights", format!("delegated.impersonator: {why}")),
-        });
+        match impersonator {
+            Ok(client) => found.extend(of_impersonator(&client).await),
+            Err(error) => found.push(CheckFinding::failed("rights", format!("delegated.impersonator: {error}"))),
+        }
     }
     let catalog = ResourceCatalog::new(client.clone(), refusal_backoff(config));
     let is_known = match catalog.refresh(Instant::now()).await {
@@ -115,10 +114,10 @@ async fn findings(config: &ServeSettings, arguments: &CheckArguments) -> Vec<Che
     if needs.authenticates_callers && needs.follows_cluster {
         found.extend(authorizer_chain(&client, config.delegated.auth.decide).await);
     }
-    let counted = if needs.named.is_empty() { &needs.others } else { &needs.named };
+    let counted: Vec<_> = needs.cacheable().cloned().collect();
     let budget = config.memory.as_ref().map_or(config.cache.memory_bytes_max, MemoryLimit::budget_bytes);
     if is_known {
-        found.extend(sizes(&client, counted, budget).await);
+        found.extend(sizes(&client, &counted, budget).await);
     }
     let feeds = counted.len() as u64;
     let nodes = arguments.nodes.max(1);
@@ -127,6 +126,20 @@ async fn findings(config: &ServeSettings, arguments: &CheckArguments) -> Vec<Che
         found.push(review_cost(nodes, arguments.agents, &config.delegated.auth.review_settings()));
     }
     found
+}
+
+/// Checks the account of `delegated.impersonator` and its permissions.
+async fn of_impersonator(client: &UpstreamClient) -> Vec<CheckFinding> {
+    match client.own_user().await {
+        Ok(user) => {
+            let message = format!("delegated.impersonator is authenticated as {}", user.name);
+            let needs = PermissionNeeds { impersonated: &["users", "groups"], ..PermissionNeeds::default() };
+            let mut found = vec![CheckFinding::ok("rights", message)];
+            found.extend(permissions(client, &needs).await);
+            found
+        }
+        Err(why) => vec![CheckFinding::failed("rights", format!("delegated.impersonator: {why}"))],
+    }
 }
 
 /// Checks the client certificate in the kubeconfig. The apiserver rejects an expired one with 401 and no reason.
@@ -163,10 +176,17 @@ fn plan(config: &ServeSettings, catalog: Option<&ResourceCatalog>) -> (Permissio
             }
         }
     }
-    if needs.named.is_empty() {
+    // `preload` does not limit what is cached on demand.
+    if coverage.resources.is_empty() {
         let all = catalog.all().into_iter().filter(|resource| resource.watchable);
         needs.others = all.filter_map(|resource| cached_resource(coverage, &resource).ok()).collect();
+        needs.others.retain(|resource| !needs.named.contains(resource));
         needs.others.sort_by(|a, b| a.gvr.cmp(&b.gvr));
+    }
+    if config.delegated.auth.identify == TokenIdentification::Local {
+        let whole = CacheCoverage { node: coverage.node.clone(), ..CacheCoverage::default() };
+        let bound = BOUND_OBJECTS.iter().filter_map(|name| catalog.find_by_name(name));
+        needs.bound_objects = bound.filter_map(|resource| cached_resource(&whole, &resource).ok()).collect();
     }
     (needs, findings)
 }

@@ -20,18 +20,28 @@ pub struct PermissionNeeds {
     pub authenticates_scrapes: bool,
     /// The proxy watches RBAC and definitions. A proxy on a node does not.
     pub follows_cluster: bool,
+    /// The objects that tokens are bound to, if the proxy verifies tokens with them and the cluster's keys.
+    pub bound_objects: Vec<CachedResource>,
+    /// What the account of `delegated.impersonator` must be able to impersonate.
+    pub impersonated: &'static [&'static str],
 }
 
 /// A permission, as the RBAC rule that grants it, and the effect of its absence.
 struct RequiredPermission {
-    gvr: Gvr,
+    target: PermissionTarget,
     verb: &'static str,
     selector: Option<String>,
     effect: MissingPermission,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum PermissionTarget {
+    Resource(Gvr),
+    Path(&'static str),
+}
+
 /// The effect of a missing permission.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum MissingPermission {
     Named,
     Forwarded,
@@ -39,6 +49,8 @@ enum MissingPermission {
     ScrapesRefused,
     RevocationLate,
     DefinitionsUnknown,
+    TokensReviewed,
+    NotImpersonated,
 }
 
 const AREA: &str = "rights";
@@ -49,6 +61,7 @@ const REVIEWS: [(&str, &str); 2] =
 const POLICY: [&str; 4] = ["clusterrolebindings", "clusterroles", "rolebindings", "roles"];
 const DEFINITIONS: [(&str, &str); 2] =
     [("apiextensions.k8s.io", "customresourcedefinitions"), ("apiregistration.k8s.io", "apiservices")];
+const KEYS: [&str; 2] = ["/.well-known/openid-configuration", "/openid/v1/jwks"];
 
 /// Checks each permission that is needed, and reports the rules that are missing.
 pub async fn permissions(client: &UpstreamClient, needs: &PermissionNeeds) -> Vec<CheckFinding> {
@@ -80,9 +93,10 @@ pub async fn permissions(client: &UpstreamClient, needs: &PermissionNeeds) -> Ve
         _ => CheckFinding::ok(AREA, format!("{granted} of {count} needed or useful permissions are granted")),
     };
     findings.push(header);
-    let readable = needs.others.iter().filter(|of| !missing.iter().any(|permission| permission.is_read_of(of))).count();
+    let mut cacheable = needs.cacheable();
+    let is_readable = cacheable.any(|of| !missing.iter().any(|permission| permission.is_read_of(of)));
     findings.extend(grouped(missing));
-    if !needs.others.is_empty() && readable == 0 && failed.is_empty() {
+    if !needs.others.is_empty() && !is_readable && failed.is_empty() {
         let message = "nothing can be listed and watched: the proxy would cache nothing and forward every read";
         findings.push(
             CheckFinding::failed(AREA, message).with_remedy("grant list and watch on the resources that clients read"),
@@ -107,12 +121,17 @@ impl PermissionNeeds {
         if self.follows_cluster { (DEFINITIONS.len() + policy) as u64 } else { 0 }
     }
 
+    /// The resources that the proxy may cache, beginning with those that the configuration names.
+    pub fn cacheable(&self) -> impl Iterator<Item = &CachedResource> {
+        self.named.iter().chain(&self.others)
+    }
+
     fn permissions(&self) -> Vec<RequiredPermission> {
         let mut permissions = Vec::new();
         let mut read = |resource: &CachedResource, effect: MissingPermission| {
             for verb in ["list", "watch"] {
                 permissions.push(RequiredPermission {
-                    gvr: resource.gvr.clone(),
+                    target: PermissionTarget::Resource(resource.gvr.clone()),
                     verb,
                     selector: resource.selector.clone(),
                     effect,
@@ -121,6 +140,7 @@ impl PermissionNeeds {
         };
         self.named.iter().for_each(|resource| read(resource, MissingPermission::Named));
         self.others.iter().for_each(|resource| read(resource, MissingPermission::Forwarded));
+        self.bound_objects.iter().for_each(|resource| read(resource, MissingPermission::TokensReviewed));
         let whole = |group: &str, name: &str| CachedResource { gvr: Gvr::new(group, "v1", name), selector: None };
         if self.follows_cluster {
             DEFINITIONS
@@ -131,53 +151,70 @@ impl PermissionNeeds {
             let group = "rbac.authorization.k8s.io";
             POLICY.iter().for_each(|name| read(&whole(group, name), MissingPermission::RevocationLate));
         }
+        let of = |group, name| PermissionTarget::Resource(Gvr::new(group, "v1", name));
+        let one = |target, verb, effect| RequiredPermission { target, verb, selector: None, effect };
         if self.authenticates_callers || self.authenticates_scrapes {
             let effect = if self.authenticates_callers {
                 MissingPermission::CallersUnknown
             } else {
                 MissingPermission::ScrapesRefused
             };
-            for (group, name) in REVIEWS {
-                let gvr = Gvr::new(group, "v1", name);
-                permissions.push(RequiredPermission { gvr, verb: "create", selector: None, effect });
-            }
+            permissions.extend(REVIEWS.map(|(group, name)| one(of(group, name), "create", effect)));
         }
+        if !self.bound_objects.is_empty() {
+            let effect = MissingPermission::TokensReviewed;
+            permissions.extend(KEYS.map(|path| one(PermissionTarget::Path(path), "get", effect)));
+        }
+        let effect = MissingPermission::NotImpersonated;
+        permissions.extend(self.impersonated.iter().map(|&name| one(of("", name), "impersonate", effect)));
         permissions
     }
 }
 
 impl RequiredPermission {
     fn is_read_of(&self, resource: &CachedResource) -> bool {
-        self.effect == MissingPermission::Forwarded && self.gvr == resource.gvr
+        let is_read = matches!(self.effect, MissingPermission::Named | MissingPermission::Forwarded);
+        is_read && matches!(&self.target, PermissionTarget::Resource(gvr) if *gvr == resource.gvr)
     }
 
     fn access(&self) -> AccessAttributes {
-        let target = ResourceAccessAttributes {
-            group: self.gvr.group.to_string(),
-            version: self.gvr.version.to_string(),
-            resource: self.gvr.resource.to_string(),
-            field_selector: self.selector.clone().unwrap_or_default(),
-            ..ResourceAccessAttributes::default()
+        let target = match &self.target {
+            PermissionTarget::Path(path) => AccessTarget::Path((*path).to_owned()),
+            PermissionTarget::Resource(gvr) => AccessTarget::Resource(Box::new(ResourceAccessAttributes {
+                group: gvr.group.to_string(),
+                version: gvr.version.to_string(),
+                resource: gvr.resource.to_string(),
+                field_selector: self.selector.clone().unwrap_or_default(),
+                ..ResourceAccessAttributes::default()
+            })),
         };
-        AccessAttributes { verb: self.verb.to_owned(), target: AccessTarget::Resource(Box::new(target)) }
+        AccessAttributes { verb: self.verb.to_owned(), target }
+    }
+}
+
+impl PermissionTarget {
+    fn name(&self) -> String {
+        match self {
+            Self::Resource(gvr) => gvr.group_resource(),
+            Self::Path(path) => (*path).to_owned(),
+        }
     }
 }
 
 /// Returns a finding for each resource with a missing permission, and one for all that are forwarded.
 fn grouped(missing: Vec<RequiredPermission>) -> Vec<CheckFinding> {
-    let mut by_resource: BTreeMap<(Gvr, bool), (Vec<&'static str>, MissingPermission)> = BTreeMap::new();
-    for permission in missing {
-        let key = (permission.gvr, permission.effect == MissingPermission::Forwarded);
-        by_resource.entry(key).or_insert((Vec::new(), permission.effect)).0.push(permission.verb);
+    let mut by_target: BTreeMap<(PermissionTarget, MissingPermission), Vec<&'static str>> = BTreeMap::new();
+    for RequiredPermission { target, effect, verb, .. } in missing {
+        by_target.entry((target, effect)).or_default().push(verb);
     }
     let mut findings = Vec::new();
     let mut forwarded = Vec::new();
-    for ((gvr, _), (mut verbs, effect)) in by_resource {
+    for ((target, effect), mut verbs) in by_target {
         verbs.sort_unstable();
-        let may_not = format!("the proxy may not {} {}", verbs.join(" and "), gvr.group_resource());
+        let may_not = format!("the proxy may not {} {}", verbs.join(" and "), target.name());
         let text = match effect {
             MissingPermission::Forwarded => {
-                forwarded.push(gvr.group_resource());
+                forwarded.push(target.name());
                 continue;
             }
             MissingPermission::Named => ", which the configuration requires",
@@ -187,12 +224,21 @@ fn grouped(missing: Vec<RequiredPermission>) -> Vec<CheckFinding> {
             MissingPermission::DefinitionsUnknown => {
                 ": custom resources and aggregated APIs are forwarded, or discovered late"
             }
+            MissingPermission::TokensReviewed => ": the apiserver reviews tokens in spite of delegated.identify",
+            MissingPermission::NotImpersonated => {
+                " with delegated.impersonator: requests of certificate holders are not forwarded"
+            }
         };
-        let is_warning = matches!(effect, MissingPermission::RevocationLate | MissingPermission::DefinitionsUnknown);
+        let is_warning = matches!(
+            effect,
+            MissingPermission::RevocationLate
+                | MissingPermission::DefinitionsUnknown
+                | MissingPermission::TokensReviewed
+        );
         let message = format!("{may_not}{text}");
         let finding =
             if is_warning { CheckFinding::warning(AREA, message) } else { CheckFinding::failed(AREA, message) };
-        findings.push(finding.with_remedy(rule(&gvr, &verbs)));
+        findings.push(finding.with_remedy(rule(&target, &verbs)));
     }
     if !forwarded.is_empty() {
         let message =
@@ -205,13 +251,12 @@ fn grouped(missing: Vec<RequiredPermission>) -> Vec<CheckFinding> {
 }
 
 /// Returns the RBAC rule that grants permissions on a resource.
-fn rule(gvr: &Gvr, verbs: &[&str]) -> String {
-    format!(
-        "add the ClusterRole rule {{apiGroups: [\"{}\"], resources: [{}], verbs: [{}]}}",
-        gvr.group,
-        gvr.resource,
-        verbs.join(", ")
-    )
+fn rule(target: &PermissionTarget, verbs: &[&str]) -> String {
+    let of = match target {
+        PermissionTarget::Resource(gvr) => format!("apiGroups: [\"{}\"], resources: [{}]", gvr.group, gvr.resource),
+        PermissionTarget::Path(path) => format!("nonResourceURLs: [{path}]"),
+    };
+    format!("add the ClusterRole rule {{{of}, verbs: [{}]}}", verbs.join(", "))
 }
 
 #[cfg(test)]
@@ -227,10 +272,9 @@ mod tests {
     fn required_permissions_depend_on_mode() {
         let needs = |authenticates_callers, follows_cluster| PermissionNeeds {
             named: vec![resource("", "pods")],
-            others: Vec::new(),
             authenticates_callers,
-            authenticates_scrapes: false,
             follows_cluster,
+            ..PermissionNeeds::default()
         };
         for (needs, expected, with_scrapes) in [
             (needs(false, false), 2, 4),
@@ -246,7 +290,10 @@ mod tests {
 
     #[test]
     fn missing_permission_is_reported_with_clusterrole_rule() {
-        let permission = |gvr: Gvr, verb, effect| RequiredPermission { gvr, verb, selector: None, effect };
+        let permission = |gvr, verb, effect| {
+            let target = PermissionTarget::Resource(gvr);
+            RequiredPermission { target, verb, selector: None, effect }
+        };
         let found = grouped(vec![
             permission(Gvr::new("apps", "v1", "deployments"), "watch", MissingPermission::Named),
             permission(Gvr::new("apps", "v1", "deployments"), "list", MissingPermission::Named),

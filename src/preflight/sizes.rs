@@ -101,13 +101,13 @@ fn mebibytes(bytes: u64) -> String {
     if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
 }
 
-/// Reports the cost of a fleet of proxies for upstream while nothing changes. Each has `feeds` upstream watches for
-/// cached resources, and `own` others: definitions and RBAC.
+/// Reports the cost of a fleet of proxies for upstream while nothing changes. Each has up to `feeds` upstream watches
+/// for cached resources, and `own` others: definitions and RBAC.
 pub fn cost(nodes: u64, feeds: u64, own: u64) -> CheckFinding {
     let each = feeds + own;
     let streams = nodes * each;
     let message = format!(
-        "{} prox{} × {each} watch{} = {streams} upstream watches; idle load: no requests, {} KiB/min of bookmarks",
+        "{} prox{} × up to {each} watch{} = {streams} upstream watches; idle load: no requests, {} KiB/min of bookmarks",
         nodes,
         if nodes == 1 { "y" } else { "ies" },
         if each == 1 { "" } else { "es" },
@@ -133,6 +133,6 @@ mod tests {
     #[test]
     fn fleet_cost_is_proxies_times_watches() {
         let finding = cost(1_000, 5, 2).message;
-        assert!(finding.contains("1000 proxies × 7 watches = 7000 upstream watches"), "{finding}");
+        assert!(finding.contains("1000 proxies × up to 7 watches = 7000 upstream watches"), "{finding}");
     }
 }

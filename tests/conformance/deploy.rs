@@ -158,7 +158,9 @@ async fn may_do_nothing_else(itself: &Http) {
 /// The exit code and output of `kube-fanout check` for an account and these resources.
 fn checked(kubeconfig: &std::path::Path, resources: &[String]) -> (Option<i32>, String) {
     let mut command = kube_fanout("check");
-    command.args(["--auth", "delegated", "--tls-self-signed", "--strict", "--preload", &resources.join(",")]);
+    let config = kubeconfig.with_extension("check.yaml");
+    std::fs::write(&config, json!({"feeds": {"resources": resources}}).to_string()).expect("a file");
+    command.args(["--auth", "delegated", "--tls-self-signed", "--strict", "--config"]).arg(config);
     let output = command.arg("--kubeconfig").arg(kubeconfig).output().expect("it runs");
     let report = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
     (output.status.code(), report)

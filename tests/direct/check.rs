@@ -29,7 +29,7 @@ async fn check_reports_missing_permission_with_rbac_rule() {
         "authenticated as demo",
         "rights: all ",
         "sizes: pods: 42 objects",
-        "cost: 1000 proxies × 8 watches = 8000 upstream watches",
+        "cost: 1000 proxies × up to 20 watches = 20000 upstream watches",
         "all checks passed",
     ] {
         assert!(all.stdout.contains(part), "{part}: {}", all.stdout);
@@ -60,6 +60,57 @@ async fn check_reports_missing_permission_with_rbac_rule() {
         [rule("", "configmaps", "watch"), rule("authentication.k8s.io", "tokenreviews", "create")],
         "{json}"
     );
+}
+
+/// `preload` limits nothing; `feeds.resources` does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn check_covers_resources_that_are_cached_on_demand() {
+    let up = demo::upstream().pods(3).run().await;
+    up.reviews().lack("list", "deployments");
+    let dir = Dir::new();
+    let file = kubeconfig(&dir, &up.url(), "");
+    let all = checked(&file, &["--preload", "pods"]).await;
+    for part in ["cannot be read and are forwarded: deployments.apps", "sizes: pods: 3 objects", "sizes: configmaps: "]
+    {
+        assert!(all.code == Some(0) && all.stdout.contains(part), "{part}: {}", all.stdout);
+    }
+    let config = dir.file("config.yaml", "feeds: {resources: [pods]}\n").display().to_string();
+    let named = checked(&file, &["--preload", "pods", "--config", &config]).await;
+    for part in ["deployments", "sizes: configmaps"] {
+        assert!(named.code == Some(0) && !named.stdout.contains(part), "{part}: {}", named.stdout);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn check_reports_missing_permissions_for_local_identification_and_impersonation() {
+    let up = demo::upstream().pods(3).run().await;
+    let dir = Dir::new();
+    let file = kubeconfig(&dir, &up.url(), "");
+    let text = format!("delegated: {{identify: local, impersonator: {}}}\n", file.display());
+    let config = dir.file("config.yaml", &text).display().to_string();
+    let check = async || checked(&file, &[&CENTRAL[..], &["--config", &config]].concat()).await;
+    let all = check().await;
+    assert!(all.code == Some(0) && all.stdout.contains("all checks passed"), "{}{}", all.stdout, all.stderr);
+
+    up.reviews().lack("watch", "nodes");
+    up.reviews().lack("get", "/openid/v1/jwks");
+    let reviewed = check().await;
+    for part in [
+        "note   rights: the proxy may not watch nodes: the apiserver reviews tokens",
+        "note   rights: the proxy may not get /openid/v1/jwks: the apiserver reviews tokens",
+        "fix: add the ClusterRole rule {nonResourceURLs: [/openid/v1/jwks], verbs: [get]}",
+    ] {
+        assert!(reviewed.code == Some(0) && reviewed.stdout.contains(part), "{part}: {}", reviewed.stdout);
+    }
+
+    up.reviews().lack("impersonate", "groups");
+    let refused = check().await;
+    for part in [
+        "FAILED rights: the proxy may not impersonate groups with delegated.impersonator",
+        "fix: add the ClusterRole rule {apiGroups: [\"\"], resources: [groups], verbs: [impersonate]}",
+    ] {
+        assert!(refused.code == Some(1) && refused.stdout.contains(part), "{part}: {}", refused.stdout);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -87,7 +87,7 @@ impl ReviewResponses {
         reason.clone_into(&mut self.rules.lock().reason);
     }
 
-    /// Denies a permission in self access reviews, or all permissions for two `*`. Nothing else is denied because of
+    /// Denies a permission on a resource or a path in self access reviews, or all permissions for two `*`. Nothing else is denied because of
     /// it.
     pub fn lack(&self, verb: &str, resource: &str) {
         self.rules.lock().lacking.insert((verb.to_owned(), resource.to_owned()));
@@ -142,9 +142,13 @@ impl ReviewResponses {
             }
             OWN_ACCESSES => {
                 let of = |name: &str| text(&format!("/spec/resourceAttributes/{name}"));
+                let of_path = |name: &str| text(&format!("/spec/nonResourceAttributes/{name}"));
                 let lacks = |verb: String, resource: String| rules.lacking.contains(&(verb, resource));
                 let is_refused = rules.refusal == Some(FORBIDDEN) && of("resource").ends_with("reviews");
-                let lacks = is_refused || lacks(of("verb"), of("resource")) || lacks("*".to_owned(), "*".to_owned());
+                let lacks = is_refused
+                    || lacks(of("verb"), of("resource"))
+                    || lacks(of_path("verb"), of_path("path"))
+                    || lacks("*".to_owned(), "*".to_owned());
                 json!({"allowed": !lacks})
             }
             _ => json!({"userInfo": user_info(ASKER)}),
