@@ -19,7 +19,7 @@ use tokio::sync::watch;
 /// The pause before a preloaded feed that failed to start, or has ended, is started again.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// The feeds that run from the start. The process is ready only if they are.
+/// The feeds that run without readers. The process becomes ready only if those of the start are.
 #[derive(Debug, Clone)]
 pub(super) struct FeedPreload {
     /// The configuration: the names of the feeds, and how long one of them may be disconnected.
@@ -37,7 +37,7 @@ impl FeedPreload {
     /// Starts a feed for each preloaded name. The process is not ready until all of them have synced once.
     pub(super) fn start(self) {
         let (mut config, mut running_feeds) = (self.running.get(), PreloadGuards::new());
-        self.start_missing(&config, &mut running_feeds);
+        self.start_missing(&config, &mut running_feeds, |name| Some(self.ready.register(format!("preload {name}"))));
         self.tasks.clone().spawn("preloads", async move {
             loop {
                 self.running.replaced(&config).await;
@@ -47,12 +47,18 @@ impl FeedPreload {
                     running_feeds.clear();
                 }
                 config = now;
-                self.start_missing(&config, &mut running_feeds);
+                // A changed configuration, which all proxies read, does not make a serving proxy unready.
+                self.start_missing(&config, &mut running_feeds, |_| None);
             }
         });
     }
 
-    fn start_missing(&self, config: &ServeSettings, running_feeds: &mut PreloadGuards) {
+    fn start_missing(
+        &self,
+        config: &ServeSettings,
+        running_feeds: &mut PreloadGuards,
+        guard: impl Fn(&str) -> Option<ReadinessGuard>,
+    ) {
         let resources = &config.serve.coverage.resources;
         for name in resources.iter().filter(|name| self.catalog.find_by_name(name).is_none()) {
             tracing::warn!(resource = name, "feeds.resources names a resource that upstream does not serve");
@@ -62,8 +68,8 @@ impl FeedPreload {
             if running_feeds.contains_key(name) {
                 continue;
             }
-            let (token, guard) = (CancellationToken::new(), self.ready.register(format!("preload {name}")));
-            let keeping = self.clone().keep_running(name.clone(), guard);
+            let token = CancellationToken::new();
+            let keeping = self.clone().keep_running(name.clone(), guard(name));
             running_feeds.insert(name.clone(), token.clone().drop_guard());
             let failing = metrics::preload_failing(name);
             self.tasks.spawn("preload", async move {
@@ -76,8 +82,8 @@ impl FeedPreload {
     }
 
     /// Keeps one feed running; `guard` is held until it has synced for the first time.
-    async fn keep_running(self, name: String, guard: ReadinessGuard) {
-        let (mut guard, failures) = (Some(guard), LogRateLimit::default());
+    async fn keep_running(self, name: String, mut guard: Option<ReadinessGuard>) {
+        let failures = LogRateLimit::default();
         let failing = metrics::preload_failing(&name);
         loop {
             match self.preloaded(&name) {

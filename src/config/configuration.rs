@@ -79,7 +79,7 @@ pub(super) struct Configuration {
     pub(super) consistency: ReadConsistency,
     /// How reads are answered
     pub(super) reads: ReadsSection,
-    /// Feeds that start with the process and never become idle; `/readyz` waits for their initial lists
+    /// Feeds that start with the process and never become idle; `/readyz` first waits for their initial lists
     #[schemars(extend("x-type" = "list of resources"))]
     pub(super) preload: Vec<String>,
     /// How long a `preload` feed may lack its upstream stream before [`/readyz`](OPERATING.md#health-and-readiness)

@@ -91,6 +91,24 @@ async fn configuration_reload_applies_without_ending_watches() {
     }
 }
 
+/// All proxies read the same file, so a typo must not take all of them out of their Service.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unknown_preload_in_reloaded_configuration_keeps_proxy_ready() {
+    let up = demo::upstream().pods(3).run().await;
+    let dir = Dir::new();
+    let config = dir.file("config.yaml", "preload: [pods]\n").display().to_string();
+    let process = Process::serve(&dir, &up.url(), &["--config", &config]).await;
+    eventually("ready", || process.is_ready()).await;
+    dir.file("config.yaml", "preload: [pods, nothings]\n");
+    process.signal("HUP");
+    let of = "resource=\"nothings\"";
+    let failing = async || metric(&process.metrics().await, "kube_fanout_preload_failing", of) > 0.5;
+    eventually("it is counted as failing", failing).await;
+    assert!(process.is_ready().await, "{}", process.admin("/readyz").await);
+    process.signal("TERM");
+    assert!(process.ended().await.stderr.contains("preload failed; retrying"));
+}
+
 /// Without a file SIGHUP must not end the process, although that is its default.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sighup_without_configuration_file_is_ignored() {
