@@ -194,6 +194,22 @@ async fn diff_reports_only_real_differences() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unreachable_proxy_does_not_hide_others() {
+    let up = demo::upstream().pods(2).run().await;
+    let dir = Dir::new();
+    let socket = dir.join("admin.sock");
+    let admin = format!("unix:{}", socket.display());
+    let app = direct::app(&up).with(|config| config.admin = Some(ListenAddress::Unix(socket))).run().await;
+    app.discovered().await;
+    for verb in ["status", "explain"] {
+        let both = fanout(&[verb, "--address", "http://127.0.0.1:1", "--address", &admin]).await;
+        assert_eq!(both.code, Some(2), "{}{}", both.stdout, both.stderr);
+        assert!(both.stdout.starts_with(&admin), "{verb}: {}", both.stdout);
+        assert!(both.stderr.contains("http://127.0.0.1:1: "), "{verb}: {}", both.stderr);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tail_prints_events() {
     let up = demo::upstream().pods(2).run().await;
     let app = direct::app(&up).run().await;
@@ -233,7 +249,7 @@ async fn status_covers_all_pods_of_daemon_set() {
     let dir = Dir::new();
     let pipe = dir.join("pipe");
     let script = format!(
-        "#!/bin/sh\ncase \"$*\" in\n*get*) mkfifo '{pipe}'; printf 'pod/one\\npod/two\\n' ;;\n\
+        "#!/bin/sh\ncase \"$*\" in\n*get*) mkfifo '{pipe}'; printf 'pod/one Running\\npod/three Pending\\npod/two Running\\n' ;;\n\
          *pod/one*) echo 'Forwarding from 127.0.0.1:{} -> 9090'; seq 20000 && echo done >'{pipe}' && exec sleep 60 ;;\n\
          *pod/two*) read said <'{pipe}'; echo 'Forwarding from 127.0.0.1:{} -> 9090'; exec sleep 60 ;;\nesac\n",
         ports[0],
@@ -250,8 +266,8 @@ async fn status_covers_all_pods_of_daemon_set() {
             .output()
     });
     let output = asking.await.expect("no panic").expect("it runs");
-    // As above: 1 if files of another test have failed to reload.
-    assert!(matches!(output.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&output.stderr));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && errors.contains("pod/three: not running (Pending)"), "{errors}");
     let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((&json[0]["proxy"], &json[1]["proxy"]), (&"pod/one".into(), &"pod/two".into()));
 }
@@ -265,7 +281,7 @@ async fn port_forward_restarts_after_kubectl_exits() {
     let dir = Dir::new();
     let calls = dir.join("calls");
     let script = format!(
-        "#!/bin/sh\ncase \"$*\" in\n*get*) echo pod/one ;;\n\
+        "#!/bin/sh\ncase \"$*\" in\n*get*) echo pod/one Running ;;\n\
          *) echo 'Forwarding from 127.0.0.1:{port} -> 9090'; seq 20000; echo \"$*\" >> '{}' ;;\nesac\n",
         calls.display()
     );

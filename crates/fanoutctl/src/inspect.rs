@@ -34,6 +34,8 @@ pub struct InspectReport {
     pub json: Value,
     /// Whether all proxies are healthy, or both sides are equal.
     pub is_well: bool,
+    /// The reasons that some proxies are not in the result.
+    pub failures: Vec<InspectError>,
 }
 
 /// The error of a `fanout` command: a message with the reason that there is no result.

@@ -100,7 +100,8 @@ fn fanout(verb: FanoutSubcommand) -> ExitCode {
         match commands::fanout::run(verb).await {
             Ok(printed) => {
                 PROGRAM.print(&printed.text);
-                if printed.is_well { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+                let verdict = if printed.is_well { ExitCode::SUCCESS } else { ExitCode::from(FAILED) };
+                printed.failures.iter().fold(verdict, |_, why| PROGRAM.fail(INCONCLUSIVE, why))
             }
             Err(why) => PROGRAM.fail(INCONCLUSIVE, &why),
         }

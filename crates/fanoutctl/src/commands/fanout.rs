@@ -14,6 +14,8 @@ use crate::inspect::{
 pub struct CommandOutput {
     pub text: String,
     pub is_well: bool,
+    /// The reasons that some proxies are not in the output.
+    pub failures: Vec<String>,
 }
 
 /// Runs a `fanout` command and returns its output. `top` and `tail` print while they run.
@@ -29,8 +31,8 @@ async fn run_verb(verb: FanoutSubcommand) -> Result<CommandOutput, String> {
     let wrong = |error: InspectError| error.to_string();
     match verb {
         FanoutSubcommand::State(admin) => {
-            let (proxies, _held) = proxies(&admin).await?;
-            Ok(output_of(status(&proxies).await.map_err(wrong)?, admin.output))
+            let (proxies, _held, failures) = proxies(&admin).await?;
+            Ok(output_of(status(&proxies).await, admin.output).with(failures))
         }
         FanoutSubcommand::Top { admin, every, times } => {
             let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
@@ -41,14 +43,16 @@ async fn run_verb(verb: FanoutSubcommand) -> Result<CommandOutput, String> {
                 _ => TopOutput::Text,
             };
             let order = TopOptions { every, times, form };
-            let (proxies, _held) = proxies(&admin).await?;
-            top(&proxies, &order).await.map_err(wrong)?;
-            Ok(CommandOutput { text: String::new(), is_well: true })
+            let (proxies, _held, failures) = proxies(&admin).await?;
+            if !proxies.is_empty() {
+                top(&proxies, &order).await.map_err(wrong)?;
+            }
+            Ok(CommandOutput { text: String::new(), is_well: true, failures })
         }
         FanoutSubcommand::Explain { admin, user, agent, resource, limit } => {
             let order = ExplainOptions { user, agent, resource, limit };
-            let (proxies, _held) = proxies(&admin).await?;
-            Ok(output_of(explain(&proxies, &order).await.map_err(wrong)?, admin.output))
+            let (proxies, _held, failures) = proxies(&admin).await?;
+            Ok(output_of(explain(&proxies, &order).await, admin.output).with(failures))
         }
         FanoutSubcommand::Diff { resource, namespace, upstream, server, output } => {
             let (proxy, upstream) = (reach(&server, Some(server.proxy.clone()))?, reach(&server, upstream)?);
@@ -62,18 +66,29 @@ async fn run_verb(verb: FanoutSubcommand) -> Result<CommandOutput, String> {
             tail(&TailOptions { resource, namespace, labels, fields, from, seconds, proxy, json })
                 .await
                 .map_err(wrong)?;
-            Ok(CommandOutput { text: String::new(), is_well: true })
+            Ok(CommandOutput { text: String::new(), is_well: true, failures: Vec::new() })
         }
     }
 }
 
 fn output_of(findings: InspectReport, output: OutputFormat) -> CommandOutput {
-    let InspectReport { text, json, is_well } = findings;
+    let InspectReport { text, json, is_well, failures } = findings;
     let text = if output == OutputFormat::Json { format!("{json:#}\n") } else { text };
-    CommandOutput { text, is_well }
+    CommandOutput { text, is_well, failures: failures.iter().map(ToString::to_string).collect() }
 }
 
-async fn proxies(admin: &AdminArguments) -> Result<(Vec<ProxyTarget>, Vec<PodPortForward>), String> {
+impl CommandOutput {
+    /// Adds the proxies that no port could be forwarded to.
+    fn with(mut self, failures: Vec<String>) -> Self {
+        self.failures.extend(failures);
+        self
+    }
+}
+
+/// The proxies to inspect, what holds their port-forwards open, and why others cannot be reached.
+type ReachedProxies = (Vec<ProxyTarget>, Vec<PodPortForward>, Vec<String>);
+
+async fn proxies(admin: &AdminArguments) -> Result<ReachedProxies, String> {
     let read = |path: &std::path::PathBuf| {
         let token = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
         Ok::<_, String>(token.trim().to_owned())
@@ -81,7 +96,17 @@ async fn proxies(admin: &AdminArguments) -> Result<(Vec<ProxyTarget>, Vec<PodPor
     let token = admin.token_file.as_ref().map(read).transpose()?;
     if let Some(selector) = admin.pods.clone() {
         let order = ProxyPodSelector { selector, namespace: admin.namespace.clone(), port: admin.pod_port, token };
-        return Ok(forward(&order).await.map_err(|error| error.to_string())?.into_iter().unzip());
+        let (mut targets, mut forwards, mut failures) = ReachedProxies::default();
+        for reached in forward(&order).await.map_err(|error| error.to_string())? {
+            match reached {
+                Ok((target, forward)) => {
+                    targets.push(target);
+                    forwards.push(forward);
+                }
+                Err(error) => failures.push(error.to_string()),
+            }
+        }
+        return Ok((targets, forwards, failures));
     }
     let places = admin.places()?;
     if let Some((name, _)) = places.iter().find(|(_, place)| token.is_some() && !place.is_local()) {
@@ -90,7 +115,7 @@ async fn proxies(admin: &AdminArguments) -> Result<(Vec<ProxyTarget>, Vec<PodPor
         ));
     }
     let target = |(name, place)| ProxyTarget { name, place, token: token.clone() };
-    Ok((places.into_iter().map(target).collect(), Vec::new()))
+    Ok((places.into_iter().map(target).collect(), Vec::new(), Vec::new()))
 }
 
 fn reach(server: &ServerArguments, url: Option<String>) -> Result<ApiserverOptions, String> {

@@ -181,5 +181,5 @@ fn compared(order: &DiffOptions, ours: &CollectionDigest, theirs: &CollectionDig
         "resource": order.resource, "resourceVersion": ours.version, "objects": ours.objects.len(), "bytes": bytes,
         "differences": found,
     });
-    InspectReport { text, json, is_well: count == 0 }
+    InspectReport { text, json, is_well: count == 0, failures: Vec::new() }
 }

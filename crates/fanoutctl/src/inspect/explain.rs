@@ -18,21 +18,17 @@ pub struct ExplainOptions {
 }
 
 /// Explains the state of each proxy's watches, and why watches ended and requests were refused or forwarded.
-///
-/// # Errors
-/// If a proxy does not respond, or does not show its clients.
-pub async fn explain(proxies: &[ProxyTarget], order: &ExplainOptions) -> Result<InspectReport, InspectError> {
+pub async fn explain(proxies: &[ProxyTarget], order: &ExplainOptions) -> InspectReport {
     let query = order.query();
-    let (mut text, mut found) = (String::new(), Vec::new());
+    let (mut text, mut found, mut failures) = (String::new(), Vec::new(), Vec::new());
     for proxy in proxies {
-        let fetch = async |page: &str| {
-            let path = format!("/debug/{page}?{query}");
-            let fetch = proxy.json(&path).await?;
-            fetch.map_err(|not| {
-                InspectError::of(&format!("{} {path}", proxy.name), format!("{} {}", not.status.as_u16(), not.why))
-            })
+        let (watches, recent) = match pages(proxy, &query).await {
+            Ok(pages) => pages,
+            Err(error) => {
+                failures.push(error);
+                continue;
+            }
         };
-        let (watches, recent) = (fetch("watches").await?, fetch("recent").await?);
         if !text.is_empty() {
             text.push('\n');
         }
@@ -40,7 +36,19 @@ pub async fn explain(proxies: &[ProxyTarget], order: &ExplainOptions) -> Result<
         write(&mut text, &watches, &recent);
         found.push(json!({"proxy": proxy.name, "watches": watches, "recent": recent}));
     }
-    Ok(InspectReport { text, json: found.into(), is_well: true })
+    InspectReport { text, json: found.into(), is_well: true, failures }
+}
+
+/// Reads the pages of a proxy's watches and of its decisions.
+async fn pages(proxy: &ProxyTarget, query: &str) -> Result<(Value, Value), InspectError> {
+    let fetch = async |page: &str| {
+        let path = format!("/debug/{page}?{query}");
+        let fetch = proxy.json(&path).await?;
+        fetch.map_err(|not| {
+            InspectError::of(&format!("{} {path}", proxy.name), format!("{} {}", not.status.as_u16(), not.why))
+        })
+    };
+    Ok((fetch("watches").await?, fetch("recent").await?))
 }
 
 impl ExplainOptions {

@@ -4,7 +4,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use futures_util::stream::{self, StreamExt as _};
 use parking_lot::Mutex;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, copy, sink};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
@@ -46,29 +46,42 @@ const FORWARD_MAX: Duration = Duration::from_secs(20);
 /// The number of port-forwards that are opened concurrently.
 const AT_ONCE: usize = 8;
 
-/// Finds the running pods, and forwards a local port to each.
+/// The name and the phase of each pod, one pod a line.
+const POD_PHASES: &str = "jsonpath={range .items[*]}pod/{.metadata.name} {.status.phase}{\"\\n\"}{end}";
+/// Selects the pods that have not ended.
+const ACTIVE: &str = "--field-selector=status.phase!=Succeeded,status.phase!=Failed";
+
+/// Finds the pods that have not ended, and forwards a local port to each. A pod that cannot be reached is an error in
+/// the result.
 ///
 /// # Errors
-/// If kubectl cannot be run, finds no pod or more than `PODS_MAX`, or cannot forward to one.
-pub async fn forward(order: &ProxyPodSelector) -> Result<Vec<(ProxyTarget, PodPortForward)>, InspectError> {
+/// If kubectl cannot be run, or finds no pod or more than `PODS_MAX`.
+pub async fn forward(
+    order: &ProxyPodSelector,
+) -> Result<Vec<Result<(ProxyTarget, PodPortForward), InspectError>>, InspectError> {
     let mut get = order.kubectl();
-    get.args(["get", "pods", "-o", "name", "--field-selector=status.phase=Running", "-l", &order.selector]);
+    get.args(["get", "pods", "-o", POD_PHASES, ACTIVE, "-l", &order.selector]);
     let output = get.output().await.map_err(|error| InspectError::of(KUBECTL, error))?;
     if !output.status.success() {
         return Err(InspectError::of("kubectl get pods", String::from_utf8_lossy(&output.stderr).trim()));
     }
     let pods: Vec<_> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
     if pods.is_empty() || pods.len() > PODS_MAX {
-        let why = format!("{} running pods match {}; expected 1 to {PODS_MAX}", pods.len(), order.selector);
+        let why = format!("{} pods match {}; expected 1 to {PODS_MAX}", pods.len(), order.selector);
         return Err(InspectError(why));
     }
     let forwards = pods.into_iter().map(async |pod| {
+        let (pod, phase) = pod.split_once(' ').unwrap_or((&pod, ""));
+        if phase != "Running" {
+            return Err(InspectError::of(pod, format!("not running ({phase})")));
+        }
+        let pod = pod.to_owned();
         let forward = timeout(FORWARD_MAX, order.to(&pod)).await;
         let (forward, port) = forward.map_err(|_| InspectError::of(&pod, "timeout of the port-forward"))??;
         let place = AdminPageAddress::Tcp(format!("127.0.0.1:{port}"));
         Ok((ProxyTarget { name: pod, place, token: order.token.clone() }, forward))
     });
-    stream::iter(forwards).buffered(AT_ONCE).try_collect().await
+    Ok(stream::iter(forwards).buffered(AT_ONCE).collect().await)
 }
 
 impl ProxyPodSelector {

@@ -29,13 +29,16 @@ pub(super) struct ProxyStatus {
 }
 
 /// Reports the status of each proxy.
-///
-/// # Errors
-/// If a proxy does not respond.
-pub async fn status(proxies: &[ProxyTarget]) -> Result<InspectReport, InspectError> {
-    let (mut text, mut json, mut is_well) = (String::new(), Vec::new(), true);
+pub async fn status(proxies: &[ProxyTarget]) -> InspectReport {
+    let (mut text, mut json, mut is_well, mut failures) = (String::new(), Vec::new(), true, Vec::new());
     for proxy in proxies {
-        let of = ProxyStatus::of(proxy).await?;
+        let of = match ProxyStatus::of(proxy).await {
+            Ok(of) => of,
+            Err(error) => {
+                failures.push(error);
+                continue;
+            }
+        };
         if !text.is_empty() {
             text.push('\n');
         }
@@ -43,7 +46,7 @@ pub async fn status(proxies: &[ProxyTarget]) -> Result<InspectReport, InspectErr
         is_well &= of.is_well();
         json.push(of.json());
     }
-    Ok(InspectReport { text, json: json.into(), is_well })
+    InspectReport { text, json: json.into(), is_well, failures }
 }
 
 impl ProxyStatus {
