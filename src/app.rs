@@ -374,7 +374,7 @@ fn listeners(
     let mut listeners = Vec::new();
     for address in &config.listen {
         let passed = inherited.take(address).map_err(|source| StartError::Bind { address: address.clone(), source })?;
-        let listener = passed.map_or_else(|| bind(config, address), Ok)?;
+        let listener = passed.map_or_else(|| bind(address, config.reuse_port), Ok)?;
         // A unix socket needs no TLS, because its file permissions decide which processes can connect.
         let tls = tls.filter(|_| matches!(address, ListenAddress::Tcp(_))).cloned();
         listeners.push((Arc::new(address.clone()), listener, tls));
@@ -385,9 +385,9 @@ fn listeners(
     }
 }
 
-/// Binds an address in the way that `reusePort` says, on the runtime of the caller.
-fn bind(config: &ServeSettings, address: &ListenAddress) -> Result<Listener, StartError> {
-    let bound = if config.reuse_port { Listener::bind_shared(address) } else { Listener::bind(address) };
+/// Binds an address on the runtime of the caller. A successor can bind it too if it is shared.
+fn bind(address: &ListenAddress, is_shared: bool) -> Result<Listener, StartError> {
+    let bound = if is_shared { Listener::bind_shared(address) } else { Listener::bind(address) };
     bound.map_err(|source| StartError::Bind { address: address.clone(), source })
 }
 

@@ -85,14 +85,13 @@ pub(super) fn cost_reader(costs: UpstreamCostTotals) -> UpstreamCostReader {
 }
 
 impl OpsPort {
-    fn bind(
+    fn new(
         config: &ServeSettings,
-        address: &ListenAddress,
+        listener: Listener,
         tls: Option<ListenerTls>,
         header_bytes_max: u32,
         handler: OpsRequestHandler,
-    ) -> Result<Self, StartError> {
-        let listener = super::bind(config, address)?;
+    ) -> Self {
         let limits = ConnectionLimits {
             http2_codec: config.connections.http2_codec,
             connections_max: CONNECTIONS_MAX,
@@ -101,7 +100,7 @@ impl OpsPort {
             header_bytes_max,
             ..ConnectionLimits::default()
         };
-        Ok(Self { listener, tls, limits, handler })
+        Self { listener, tls, limits, handler }
     }
 
     pub(super) fn address(&self) -> String {
@@ -129,10 +128,13 @@ impl OpsListeners {
             let handler = move |peer: &ConnectionPeer, request: &Request<RequestBody>| {
                 pages.handle_private(browsers.as_ref().map(Reloadable::get).as_deref(), peer, request)
             };
-            OpsPort::bind(config, address, None, ConnectionLimits::default().header_bytes_max, Arc::new(handler))
+            // With `reusePort`, an operator asks the successor's address whether the successor is ready.
+            let (listener, limits) = (super::bind(address, false)?, ConnectionLimits::default());
+            Ok::<_, StartError>(OpsPort::new(config, listener, None, limits.header_bytes_max, Arc::new(handler)))
         });
         let public = |address, tls, handler| {
-            OpsPort::bind(config, &ListenAddress::Tcp(address), tls, PUBLIC_HEADER_BYTES_MAX, handler)
+            let listener = super::bind(&ListenAddress::Tcp(address), config.reuse_port)?;
+            Ok::<_, StartError>(OpsPort::new(config, listener, tls, PUBLIC_HEADER_BYTES_MAX, handler))
         };
         let healthz = config
             .healthz

@@ -94,7 +94,7 @@ pub(super) struct Configuration {
     pub(super) node: Option<String>,
     /// Maximum time from [SIGTERM to exit](OPERATING.md#stop-and-drain)
     pub(super) drain: BoundedDuration,
-    /// Bind with `SO_REUSEPORT`, so that a [successor](OPERATING.md#hand-over-the-port) can listen too
+    /// Let a [successor](OPERATING.md#hand-over-the-port) listen too, except on `admin` (`SO_REUSEPORT`)
     pub(super) reuse_port: bool,
     /// Authentication and authorization with `auth: delegated`
     pub(super) delegated: DelegatedSection,

@@ -196,6 +196,24 @@ async fn health_or_metrics_bind_error_names_address() {
     }
 }
 
+/// On a shared address, the old process could answer whether the new one is ready.
+#[tokio::test]
+async fn successor_needs_an_admin_address_of_its_own() {
+    let up = demo::upstream().run().await;
+    let holder = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let at = ListenAddress::Tcp(holder.local_addr().expect("a port"));
+    drop(holder);
+    let start = || {
+        let plan = direct::app(&up).with(|config| (config.reuse_port, config.admin) = (true, Some(at.clone())));
+        plan.try_run()
+    };
+    let _first = start().await.expect("the port is free");
+    match start().await.err() {
+        Some(StartError::Bind { address, .. }) => assert_eq!(address, at),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn health_and_metrics_ports_may_listen_on_all_interfaces() {
     let check = |flags: &[&str]| run(&[&["config", "check"], flags].concat());
