@@ -270,6 +270,8 @@ fn systemd_unit_uses_sample_socket_and_is_hardened() {
     ] {
         assert_eq!(values(&service, key), [value], "{key}");
     }
-    let stop = values(&service, "TimeoutStopSec")[0].trim_end_matches('s').parse::<u64>().expect("seconds");
+    let number = |key: &str| values(&service, key)[0].trim_end_matches('s').parse::<u64>().expect("a number");
+    let stop = number("TimeoutStopSec");
     assert!(stop >= drain_seconds() + RECORDS, "{stop}");
+    assert!(number("StartLimitBurst") * number("RestartSec") > number("StartLimitIntervalSec"), "restarts never end");
 }
