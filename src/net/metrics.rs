@@ -1,7 +1,5 @@
 //! The metrics of listeners and their connections.
 
-use std::time::Duration;
-
 use metrics::{counter, describe_counter, describe_gauge, gauge};
 
 /// Describes the metrics of this module.
@@ -9,7 +7,7 @@ pub fn describe() {
     describe_gauge!("kube_fanout_connections_open", "open connections, including those of probes and scrapers");
     describe_gauge!(
         "kube_fanout_certificate_expiry_timestamp_seconds",
-        "expiry of a served certificate, in seconds since 1970"
+        "expiry of a certificate of the proxy, in seconds since 1970"
     );
     describe_counter!(
         "kube_fanout_connections_failed_total",
@@ -17,9 +15,9 @@ pub fn describe() {
     );
 }
 
-/// Sets the expiry of a certificate, as the time since 1970.
-pub(super) fn certificate_expires(what: &'static str, expiry: Duration) {
-    gauge!("kube_fanout_certificate_expiry_timestamp_seconds", "what" => what).set(expiry.as_secs_f64());
+/// Sets the expiry of a certificate, in seconds since 1970.
+pub(super) fn certificate_expires(what: &'static str, expiry: f64) {
+    gauge!("kube_fanout_certificate_expiry_timestamp_seconds", "what" => what).set(expiry);
 }
 
 base::labelled_enum! {

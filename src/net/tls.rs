@@ -92,7 +92,7 @@ impl ListenerTls {
             move |contents: &[Vec<u8>]| {
                 let (config, validity) = server_config(&paths, contents, clients)?;
                 // An expired certificate is served all the same, because a client may ignore the expiry.
-                validity.inspect(|validity| validity.report(what));
+                CertificateValidity::report(validity, what);
                 Ok(config)
             }
         };

@@ -55,11 +55,13 @@ impl CertificateValidity {
     }
 
     /// Sets the expiry metric of a loaded certificate, and logs a warning if it is not valid now. `what` names it in
-    /// logs and metrics.
-    pub fn report(&self, what: &'static str) {
-        certificate_expires(what, self.not_after.duration_since(UNIX_EPOCH).unwrap_or_default());
-        match self.check(WallClock::default().now()) {
-            Ok(()) => tracing::debug!(what, expires = %UtcTime(self.not_after), "certificate loaded"),
+    /// logs and metrics. Without a certificate, the metric is infinite, because a series cannot be removed.
+    pub fn report(loaded: Option<Self>, what: &'static str) {
+        let Some(validity) = loaded else { return certificate_expires(what, f64::INFINITY) };
+        let expiry = validity.not_after.duration_since(UNIX_EPOCH).unwrap_or_default();
+        certificate_expires(what, expiry.as_secs_f64());
+        match validity.check(WallClock::default().now()) {
+            Ok(()) => tracing::debug!(what, expires = %UtcTime(validity.not_after), "certificate loaded"),
             Err(why) => tracing::warn!(what, reason = %why, "certificate is not valid; peers reject it"),
         }
     }

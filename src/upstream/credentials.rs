@@ -16,7 +16,7 @@ use super::secrecy::describe;
 use super::server_url::is_private;
 use super::{InMemoryUpstream, ServerUrl, UpstreamError};
 use crate::net::CertificateValidity;
-use base::{LogRateLimit, WallClock, WatchedFile};
+use base::{LogRateLimit, WatchedFile};
 
 /// The source of the proxy's own credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,11 +37,17 @@ pub enum CredentialSource {
 pub struct CredentialNames {
     pub(super) files: &'static str,
     pub(super) token: &'static str,
+    certificate: &'static str,
 }
 
 impl CredentialNames {
-    pub const OWN: Self = Self { files: "upstream_credentials", token: "upstream_token" };
-    pub const IMPERSONATOR: Self = Self { files: "impersonator_credentials", token: "impersonator_token" };
+    pub const OWN: Self =
+        Self { files: "upstream_credentials", token: "upstream_token", certificate: "upstream_certificate" };
+    pub const IMPERSONATOR: Self = Self {
+        files: "impersonator_credentials",
+        token: "impersonator_token",
+        certificate: "impersonator_certificate",
+    };
 }
 
 /// The address of an in-process upstream in requests; it is never resolved.
@@ -184,8 +190,12 @@ impl UpstreamCredentials {
         if is_configured && config.root_cert.as_ref().is_some_and(Vec::is_empty) {
             return Err(CredentialError::NoAuthority);
         }
+        let credentials = Self::from_config(&config, names)?;
+        if matches!(source, CredentialSource::File(_)) {
+            CertificateValidity::report(credentials.client_certificate, names.certificate);
+        }
         let memory = if let CredentialSource::Memory(memory) = source { Some(memory.clone()) } else { None };
-        Ok(Self { memory, ..Self::from_config(&config, names)? })
+        Ok(Self { memory, ..credentials })
     }
 
     fn from_config(config: &kube_client::Config, names: CredentialNames) -> Result<Self, CredentialError> {
@@ -214,9 +224,6 @@ impl UpstreamCredentials {
         let base = config.cluster_url.clone();
         let (endpoint, memory, failures) = (0, None, Arc::default());
         let client_certificate = client_certificate(&config.auth_info);
-        if let Some(Err(why)) = client_certificate.map(|validity| validity.check(WallClock::default().now())) {
-            tracing::warn!(server = %base, %why, "the proxy's client certificate is not valid; upstream rejects it");
-        }
         Ok(Self {
             base,
             endpoint,
@@ -323,7 +330,43 @@ impl std::fmt::Debug for UpstreamCredentials {
 
 #[cfg(test)]
 mod tests {
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
     use super::*;
+
+    #[test]
+    fn expiry_of_client_certificate_is_exported_until_it_is_removed() {
+        let path = |what: &str| std::env::temp_dir().join(format!("kube-fanout-{what}-{}", fastrand::u64(..)));
+        let paths = ["kubeconfig", "crt", "key"].map(path);
+        let [kubeconfig, certificate, key] = &paths;
+        let pair = rcgen::KeyPair::generate().expect("a key");
+        let mut parameters = rcgen::CertificateParams::new(vec!["proxy".to_owned()]).expect("parameters");
+        parameters.not_after = rcgen::date_time_ymd(2021, 2, 3);
+        std::fs::write(certificate, parameters.self_signed(&pair).expect("a certificate").pem()).expect("written");
+        std::fs::write(key, pair.serialize_pem()).expect("written");
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let expiry = |user: &str| {
+            let text = format!(
+                "apiVersion: v1\nkind: Config\ncurrent-context: x\ncontexts:\n- {{name: x, context: {{cluster: c, user: u}}}}\n\
+                 clusters:\n- {{name: c, cluster: {{server: 'http://127.0.0.1:1'}}}}\nusers:\n- {{name: u, user: {{{user}}}}}\n"
+            );
+            std::fs::write(kubeconfig, text).expect("written");
+            let source = CredentialSource::File(kubeconfig.clone());
+            metrics::with_local_recorder(&recorder, || {
+                UpstreamCredentials::load(&source, &[], CredentialNames::IMPERSONATOR).expect("usable")
+            });
+            let rendered = recorder.handle().render();
+            let name = "kube_fanout_certificate_expiry_timestamp_seconds{what=\"impersonator_certificate\"} ";
+            let value = rendered.lines().find_map(|line| line.strip_prefix(name)).expect("a value");
+            value.parse::<f64>().expect("a number")
+        };
+        let of_files = format!("client-certificate: {}, client-key: {}", certificate.display(), key.display());
+        assert!((expiry(&of_files) - 1_612_310_400.0).abs() < 1.0, "midnight before 2021-02-03");
+        assert!(expiry("token: t").is_infinite());
+        for path in &paths {
+            std::fs::remove_file(path).expect("removed");
+        }
+    }
 
     #[test]
     fn unusable_cluster_of_a_kubeconfig_is_refused() {
