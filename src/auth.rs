@@ -78,6 +78,7 @@ pub use rbac::{
     AffectedNamespaces, AffectedUsers, BySubject, ObjectNames, RbacEvent, RbacGrant, RbacKind, RbacObjectKey,
     RbacPolicy,
 };
+pub use review_queue::ReviewRateLimitKey;
 
 /// The way in which callers are authenticated and authorized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
@@ -112,6 +113,10 @@ pub enum TokenIdentification {
     /// that are not proven to be valid.
     Local,
 }
+
+/// Takes a permit for a request that waits for a token review, which is charged to this party. Fails if the limit is
+/// reached.
+pub type WaitingPermitFn<'a> = dyn Fn(&ReviewRateLimitKey) -> Result<Box<dyn Send>, GrantError> + Send + Sync + 'a;
 
 /// The settings of delegated authentication and authorization (R-AUTHN-1, R-THREAT-7). `config` has the defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]

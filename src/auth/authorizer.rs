@@ -19,7 +19,7 @@ use super::token_reviewer::TokenReviewPurpose;
 use super::token_verifier::TokenVerifier;
 use super::{
     AffectedUsers, AuthConfig, ClientConnectionInfo, GrantError, RbacEvent, RbacKind, ReadGrant, ReadPermission,
-    ReadableNamespaces, TokenIdentification, comparison, metrics,
+    ReadableNamespaces, TokenIdentification, WaitingPermitFn, comparison, metrics,
 };
 use crate::upstream::{KubernetesRelease, RequestIdentity, ReviewClient, UpstreamClient};
 use base::{BackgroundTasks, ReadinessTracker, WallClock};
@@ -130,13 +130,18 @@ impl Authorizer {
     }
 
     /// Authenticates the sender of a request. The first accepted credential counts, in the apiserver's order: front
-    /// proxy headers, certificate, token.
+    /// proxy headers, certificate, token. A request that waits for a token review takes one of the `permits`.
     ///
     /// # Errors
     /// None of its credentials is accepted, or that cannot be determined.
-    pub async fn authenticate(&self, sender: ClientConnectionInfo, headers: &HeaderMap) -> Result<Caller, GrantError> {
+    pub async fn authenticate(
+        &self,
+        sender: ClientConnectionInfo,
+        headers: &HeaderMap,
+        permits: &WaitingPermitFn<'_>,
+    ) -> Result<Caller, GrantError> {
         let Some(shared) = &self.delegated else { return Ok(Caller::ProxyItself) };
-        shared.authenticate(sender, headers).await.inspect_err(metrics::refused)
+        shared.authenticate(sender, headers, permits).await.inspect_err(metrics::refused)
     }
 
     /// Grants a request, if the caller may make it. The grant of a watch is checked again as long as the watch is open.
@@ -314,8 +319,13 @@ impl Authorizer {
 }
 
 impl DelegatedAuthorizer {
-    async fn authenticate(&self, sender: ClientConnectionInfo, headers: &HeaderMap) -> Result<Caller, GrantError> {
-        let purpose = TokenReviewPurpose::Request { source: sender.address };
+    async fn authenticate(
+        &self,
+        sender: ClientConnectionInfo,
+        headers: &HeaderMap,
+        permits: &WaitingPermitFn<'_>,
+    ) -> Result<Caller, GrantError> {
+        let purpose = TokenReviewPurpose::Request { source: sender.address, permits };
         let credentials = Credential::from_request(sender, headers).map_err(|error| {
             tracing::debug!(%error, "malformed bearer token; request rejected with 401");
             GrantError::Unauthenticated

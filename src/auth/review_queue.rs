@@ -53,7 +53,7 @@ pub(super) type ReviewCharge = (ReviewClass, ReviewRateLimitKey);
 
 /// The party to which a review is charged.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) enum ReviewRateLimitKey {
+pub enum ReviewRateLimitKey {
     User(FlowDistinguisher),
     /// The address from which an unknown token was sent.
     Address(IpAddr),

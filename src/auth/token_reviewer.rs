@@ -10,7 +10,7 @@ use super::review_permission::ReviewResource;
 use super::review_purpose::ReviewPurpose;
 use super::review_queue::{ReviewCharge, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey};
 use super::token_verifier::TokenVerifier;
-use super::{AuthConfig, GrantError};
+use super::{AuthConfig, GrantError, WaitingPermitFn};
 use crate::upstream::{CredentialId, ReviewClient, TokenReviewResult, UpstreamRequestCause};
 use base::{CoalescingCache, WallClock};
 use kubeapi::{FlowDistinguisher, User};
@@ -33,10 +33,10 @@ pub(super) struct TokenReviewer {
 }
 
 /// The purpose of a token review, which determines how old the result may be.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(super) enum TokenReviewPurpose<'a> {
-    /// A review for a request from an address, whose limit it counts against.
-    Request { source: IpAddr },
+    /// A review for a request from an address, whose limit it counts against. `permits` limits the waiting requests.
+    Request { source: IpAddr, permits: &'a WaitingPermitFn<'a> },
     /// A review for a user's lease. Only a result whose review was sent after `since` is accepted.
     Lease { since: Instant, flow: &'a FlowDistinguisher },
 }
@@ -101,7 +101,7 @@ impl TokenReviewer {
             return Err(GrantError::Unauthenticated);
         }
         let (cached_for, since, source) = match purpose {
-            TokenReviewPurpose::Request { source } => (ReviewPurpose::Request, None, Some(network(source))),
+            TokenReviewPurpose::Request { source, .. } => (ReviewPurpose::Request, None, Some(network(source))),
             TokenReviewPurpose::Lease { since, .. } => (ReviewPurpose::Lease, Some(since), None),
         };
         if let Some(verifier) = &self.verifier
@@ -114,8 +114,9 @@ impl TokenReviewer {
             });
             return Ok(identity);
         }
+        let charges = || self.charges(&id, purpose);
         let review = |_| async {
-            let charges = self.charges(&id, purpose);
+            let charges = charges();
             let review = self.reviews.review_token(UpstreamRequestCause::TokenReview, token.expose(), &self.audiences);
             let (sent, result) = self.queue.send(&charges, review).await?;
             if let Some(verifier) = &self.verifier {
@@ -130,8 +131,19 @@ impl TokenReviewer {
             Ok(result)
         };
         let is_accepted = |cached: &CachedTokenReview| since.is_none_or(|since| cached.sent >= since);
-        let result = self.results.get_or_fetch(&(cached_for, id), is_accepted, review).await;
-        let CachedTokenReview { sent, user, expires_at } = result.map_err(Arc::unwrap_or_clone)?;
+        let key = (cached_for, id);
+        let result = match self.results.get(&key).await.filter(is_accepted) {
+            Some(cached) => cached,
+            None => {
+                // Taken before the review, because a refused request must not use up the rate of reviews.
+                let _permit = match (purpose, charges().first()) {
+                    (TokenReviewPurpose::Request { permits, .. }, Some((_, party))) => Some(permits(party)?),
+                    _ => None,
+                };
+                self.results.get_or_fetch(&key, is_accepted, review).await.map_err(Arc::unwrap_or_clone)?
+            }
+        };
+        let CachedTokenReview { sent, user, expires_at } = result;
         let user = user.ok_or(GrantError::Unauthenticated)?;
         // Upstream accepts a token for some time after its own expiry; the proxy does not.
         if expires_at.is_some_and(|expires_at| expires_at <= self.clock.now()) {
@@ -173,7 +185,7 @@ impl TokenReviewer {
             TokenReviewPurpose::Lease { flow, .. } => {
                 vec![(ReviewClass::Lease, ReviewRateLimitKey::User(flow.clone()))]
             }
-            TokenReviewPurpose::Request { source } => {
+            TokenReviewPurpose::Request { source, .. } => {
                 let known = self.known_tokens.get(id).map(|user| (ReviewClass::Known, ReviewRateLimitKey::User(user)));
                 // If one user's tokens exceed its share, they count as unknown ones.
                 let unknown = (ReviewClass::Unauthenticated, ReviewRateLimitKey::Address(network(source)));

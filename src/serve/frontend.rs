@@ -25,7 +25,7 @@ pub use self::wiring::HttpFrontendDeps;
 
 use self::request_router::RequestRouter;
 use self::unauthenticated_request::UnauthenticatedRequest;
-use crate::auth::{Caller, ClientConnectionInfo, CrossOriginCheck, GrantError};
+use crate::auth::{Caller, ClientConnectionInfo, CrossOriginCheck, GrantError, ReviewRateLimitKey};
 use crate::net::{ConnectionPeer, ListenAddress, PeerAddress, RequestBody};
 use crate::serve::activity::{UserAndAgent, metrics};
 use crate::serve::audit::{AuditRecord, ServedLocally};
@@ -192,15 +192,16 @@ impl HttpFrontend {
         }
     }
 
-    /// Authenticates the sender of a request, within the limit on requests of unknown callers.
+    /// Authenticates the sender of a request, within the limits on requests that wait for it.
     async fn authenticate(&self, peer: &ConnectionPeer, request: ScreenedRequest) -> AuthenticationOutcome {
         let ScreenedRequest { mut request, info, mut record } = request;
         let caller = {
             let sender = ClientConnectionInfo::from_peer(peer);
-            let mut authenticating = Box::pin(self.shared.authorizer.authenticate(sender, request.http.headers()));
-            let waiting = &self.shared.concurrency.unauthenticated;
-            let caller = waiting.while_waiting(None, &request.query, authenticating.as_mut()).await;
-            caller.map_err(too_many_waiting).flatten()
+            let permits = |party: &ReviewRateLimitKey| -> Result<Box<dyn Send>, GrantError> {
+                let permit = self.shared.concurrency.waiting_for_review(party, &request.query);
+                Ok(Box::new(permit.map_err(too_many_waiting)?))
+            };
+            Box::pin(self.shared.authorizer.authenticate(sender, request.http.headers(), &permits)).await
         };
         if let (Some(record), Ok(caller)) = (&mut record, &caller) {
             record.set_caller(caller);

@@ -1,14 +1,21 @@
-//! One account that uses as much as it can: its limits, and that other accounts still get in (I2, I3).
+//! One account, or one stranger, that uses as much as it can: its limits, and that other accounts still get in (I2, I3).
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use demo::{self, RunningDemoApiserver};
-use futures_util::future::join_all;
-use http::Request;
+use futures_util::future::{join_all, pending};
+use http::{HeaderValue, Method, Request};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
 use kube_fanout::auth::AuthMode;
 use kube_fanout::config::ServeSettings;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpSocket;
+use tokio::task::JoinSet;
 
-use crate::direct::{self, Answer, App, PODS, Protocol, Watch, eventually};
+use crate::direct::{self, Answer, App, Behind, PODS, Protocol, Stub, Watch, eventually, stub, within};
 use crate::silent;
 
 /// The connection limit of the listener.
@@ -115,4 +122,65 @@ async fn unread_lists_on_every_connection_do_not_block_new_account() {
     assert!(bob.get(PODS).await.is_cached());
     bobs.reached(up.create_pod("default", "new")).await;
     assert_eq!(gone(), 1);
+}
+
+/// An upstream that accepts the tokens of Ada and Bob, who may do everything, and never answers reviews of others.
+async fn silent_about_guesses(up: &RunningDemoApiserver) -> Stub {
+    let behind = Behind::at(&up.url());
+    stub(move |request: Request<Incoming>| {
+        let behind = behind.clone();
+        async move {
+            if request.method() != Method::POST || !request.uri().path().ends_with("reviews") {
+                return behind.answer(request).await;
+            }
+            let mut review: Value = serde_json::from_slice(&request.into_body().collect().await?.to_bytes())?;
+            let token = review["spec"]["token"].as_str().unwrap_or_default();
+            if token.starts_with("guess") {
+                return pending().await;
+            }
+            let user = json!({"username": token});
+            review["status"] = json!({"authenticated": true, "user": user, "userInfo": user, "allowed": true});
+            let mut reply = Stub::reply(201, review.to_string());
+            reply.headers_mut().insert("content-type", HeaderValue::from_static("application/json"));
+            Ok(reply)
+        }
+    })
+    .await
+}
+
+/// The status of a request with a guessed token from another address, on a connection of its own.
+async fn guess(address: SocketAddr, number: usize) -> String {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind("127.0.0.2:0".parse().expect("an address")).expect("a local address");
+    let mut stream = socket.connect(address).await.expect("a connection");
+    let head = format!("GET {PODS} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer guess-{number}\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.expect("sent");
+    let mut status = [0; 12];
+    stream.read_exact(&mut status).await.expect("a response");
+    String::from_utf8_lossy(&status[9..]).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guessed_tokens_of_one_address_do_not_block_valid_tokens() {
+    const WAITING: usize = 16;
+    let up = demo::upstream().pods(3).run().await;
+    let upstream = silent_about_guesses(&up).await;
+    let app = direct::in_front_of(&upstream.url()).with(|config| {
+        config.auth = AuthMode::Delegated;
+        config.serve.limits.lists_bytes_max = WAITING * (16 << 10);
+        let auth = &mut config.delegated.auth;
+        // Identities expire before the next request.
+        auth.token_ttl = Duration::from_nanos(1);
+        (auth.reviews, auth.reviews_per_source, auth.reviews_burst_per_source) = (10_000, 10_000, 10_000);
+    });
+    let app = app.run().await;
+    assert!(app.bearing("ada").get(PODS).await.is_cached());
+    let address = app.url().trim_start_matches("http://").parse().expect("an address");
+    let mut guesses: JoinSet<_> = (0..2 * WAITING).map(|number| guess(address, number)).collect();
+    let refused = within("as many wait as may", guesses.join_next()).await.expect("one of them");
+    assert_eq!(refused.expect("no panic"), "429");
+    for token in ["ada", "bob"] {
+        let answer = app.bearing(token).get(PODS).await;
+        assert!(answer.is_cached(), "{token}: {}", answer.text());
+    }
 }

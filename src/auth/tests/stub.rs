@@ -11,7 +11,9 @@ use tokio::time::{Instant, sleep};
 
 use crate::auth::review_permission::ReviewResource;
 use crate::auth::token_verifier::TokenVerifier;
-use crate::auth::{AuthConfig, Authorizer, Caller, ClientConnectionInfo, DelegatedAuthDeps, GrantError};
+use crate::auth::{
+    AuthConfig, Authorizer, Caller, ClientConnectionInfo, DelegatedAuthDeps, GrantError, WaitingPermitFn,
+};
 use crate::upstream::{
     AccessReviewResult, CredentialSource, ListedObject, ReviewClient, ReviewFuture, TokenReviewResult, UpstreamClient,
     UpstreamError, UpstreamRequestCause,
@@ -297,9 +299,20 @@ pub(in crate::auth) fn authorizer_with(
 impl Authorizer {
     /// The holder of a token.
     pub(in crate::auth) async fn known(&self, token: &str, from: [u8; 4]) -> Result<Caller, GrantError> {
+        self.known_within(token, from, &|_| Ok(Box::new(()))).await
+    }
+
+    /// The holder of a token, if there are permits to wait for its review.
+    pub(in crate::auth) async fn known_within(
+        &self,
+        token: &str,
+        from: [u8; 4],
+        permits: &WaitingPermitFn<'_>,
+    ) -> Result<Caller, GrantError> {
         let mut headers = HeaderMap::new();
         headers.insert("authorization", format!("Bearer {token}").parse().expect("a token"));
-        self.authenticate(ClientConnectionInfo { certificates: None, address: IpAddr::from(from) }, &headers).await
+        let sender = ClientConnectionInfo { certificates: None, address: IpAddr::from(from) };
+        self.authenticate(sender, &headers, permits).await
     }
 }
 

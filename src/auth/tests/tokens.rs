@@ -1,8 +1,11 @@
-//! Tests of tokens whose identity is reviewed less often than the bearer's permissions.
+//! Tests of token reviews, which may be less frequent than those of the bearer's permissions.
 
+use parking_lot::Mutex;
 use tokio::time::sleep;
 
 use super::*;
+use crate::auth::ReviewRateLimitKey;
+use kubeapi::{FlowDistinguisher, User};
 
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
 
@@ -56,5 +59,27 @@ async fn long_token_recheck_does_not_extend_outage_grace() {
         let took = time_to_end(&watch.end_token()).await;
         assert!(took >= seconds(235) && took <= seconds(365), "{after} s: {took:?}");
         assert_eq!(watch.end_reason(), Some("unavailable"), "{after} s");
+    }
+}
+
+/// A refused request starts no review, and an identity that is cached needs no permit.
+#[tokio::test(start_paused = true)]
+async fn permit_to_wait_for_token_review_is_taken_before_it_starts() {
+    const FROM: [u8; 4] = [10, 0, 0, 1];
+    for (token_ttl, parties) in [(seconds(86_400), 1), (Duration::ZERO, 2)] {
+        let scene = scene_with(AuthConfig { token_ttl, ..AuthConfig::default() });
+        let charged = Mutex::new(Vec::new());
+        let refuse = |party: &ReviewRateLimitKey| -> Result<Box<dyn Send>, GrantError> {
+            charged.lock().push(party.clone());
+            Err(GrantError::TooMany { retry_after_seconds: 1 })
+        };
+        let refused = scene.authorizer.known_within("ada", FROM, &refuse).await;
+        assert!(matches!(refused, Err(GrantError::TooMany { .. })) && scene.counted() == (0, 0));
+        scene.authorizer.known("ada", FROM).await.expect("authenticated");
+        let again = scene.authorizer.known_within("ada", FROM, &refuse).await;
+        assert_eq!((again.is_ok(), scene.counted()), (parties == 1, (0, 1)), "{token_ttl:?}");
+        let ada = FlowDistinguisher::from_user(&User { name: "ada".to_owned(), ..User::default() });
+        let expected = [ReviewRateLimitKey::Address(FROM.into()), ReviewRateLimitKey::User(ada)];
+        assert_eq!(*charged.lock(), expected[..parties], "{token_ttl:?}");
     }
 }

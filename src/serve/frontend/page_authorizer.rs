@@ -28,7 +28,9 @@ impl PageAuthorizer {
         let info = info.map_err(|error| Status::bad_request(error.to_string()))?;
         let refused =
             |error: &GrantError, user: &str| denied_status(error, user, &AccessAttributes::from_request(&info));
-        let caller = self.authorizer.authenticate(sender, &headers).await.map_err(|error| refused(&error, ""))?;
+        // The listener of the pages has few connections.
+        let caller = self.authorizer.authenticate(sender, &headers, &|_| Ok(Box::new(()))).await;
+        let caller = caller.map_err(|error| refused(&error, ""))?;
         if !matches!(caller, Caller::Known(_)) {
             return Err(Status::unauthorized());
         }

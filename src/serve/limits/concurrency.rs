@@ -1,4 +1,6 @@
 use std::future::poll_fn;
+use std::hash::Hash;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,6 +8,7 @@ use std::task::Poll;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::auth::ReviewRateLimitKey;
 use crate::listing::LimitExceeded;
 use base::KeyedSemaphores;
 use kubeapi::{FlowDistinguisher, UrlQuery};
@@ -62,19 +65,20 @@ pub(crate) struct ConcurrencyLimits {
     pub(crate) anonymous: PermitPool,
     /// Requests that wait before they get a permit of their own.
     pub(crate) waiting: PermitPool,
-    /// Requests that are being authenticated, which are limited per process but not per user.
-    pub(crate) unauthenticated: PermitPool,
+    /// Requests whose token is reviewed and was not accepted before, by client address.
+    unauthenticated: PermitPool<IpAddr>,
 }
 
-/// A pool of permits that limits each user to a share, regardless of how many credentials the user has.
+/// A pool of permits that limits each user (or client address) to a share, regardless of how many credentials the user
+/// has.
 ///
 /// The semaphores only count. The limits can change while permits are held, and held permits stay valid.
 #[derive(Debug)]
-pub(crate) struct PermitPool {
+pub(crate) struct PermitPool<K = FlowDistinguisher> {
     name: &'static str,
     all: Arc<Semaphore>,
     permits_max: AtomicUsize,
-    each: KeyedSemaphores<FlowDistinguisher>,
+    each: KeyedSemaphores<K>,
     each_max: AtomicUsize,
     small_use: usize,
     /// The bytes of a query for which a waiting request takes one more permit.
@@ -143,7 +147,20 @@ impl ConcurrencyLimits {
         self.anonymous.resize(anonymous, anonymous);
         let waiting = (limits.lists_bytes_max / WAITING_BYTES).clamp(1, WAITING_MAX);
         self.waiting.resize(waiting, waiting.div_ceil(2));
-        self.unauthenticated.resize(waiting, waiting);
+        self.unauthenticated.resize(waiting, waiting.div_ceil(2));
+    }
+
+    /// Takes permits for a request that waits for a token review, by the party to which the review is charged. So
+    /// requests with guessed tokens take none from callers whose token was accepted before.
+    pub(crate) fn waiting_for_review(
+        &self,
+        party: &ReviewRateLimitKey,
+        query: &UrlQuery,
+    ) -> Result<ConcurrencyPermit, LimitExceeded> {
+        match party {
+            ReviewRateLimitKey::User(flow) => self.waiting.acquire_waiting(Some(flow), query),
+            ReviewRateLimitKey::Address(address) => self.unauthenticated.acquire_waiting(Some(address), query),
+        }
     }
 
     /// Takes a permit for a watch, and more for a long selector. `flow` is the user that is charged; `None` if all
@@ -176,7 +193,7 @@ impl ConcurrencyLimits {
     }
 }
 
-impl PermitPool {
+impl<K: Eq + Hash + Clone> PermitPool<K> {
     /// Creates a pool without permits. Any user can take up to `small_use` permits while any are left.
     fn new(name: &'static str, small_use: usize) -> Self {
         let all = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
@@ -197,7 +214,7 @@ impl PermitPool {
         self.each_max.store(each, Ordering::Relaxed);
     }
 
-    pub(crate) fn acquire(&self, flow: Option<&FlowDistinguisher>) -> Result<ConcurrencyPermit, LimitExceeded> {
+    pub(crate) fn acquire(&self, flow: Option<&K>) -> Result<ConcurrencyPermit, LimitExceeded> {
         self.acquire_many(flow, 1)
     }
 
@@ -210,7 +227,7 @@ impl PermitPool {
     /// All permits are taken. The future is not awaited then.
     pub(crate) async fn while_waiting<T>(
         &self,
-        flow: Option<&FlowDistinguisher>,
+        flow: Option<&K>,
         query: &UrlQuery,
         mut needed: Pin<&mut impl Future<Output = T>>,
     ) -> Result<T, LimitExceeded> {
@@ -218,16 +235,17 @@ impl PermitPool {
         if let Poll::Ready(done) = first {
             return Ok(done);
         }
-        let _permit = self.acquire_many(flow, 1 + query.raw().len() / self.query_bytes)?;
+        let _permit = self.acquire_waiting(flow, query)?;
         Ok(needed.await)
     }
 
+    /// Takes a permit for a waiting request, and more for a long query.
+    fn acquire_waiting(&self, flow: Option<&K>, query: &UrlQuery) -> Result<ConcurrencyPermit, LimitExceeded> {
+        self.acquire_many(flow, 1 + query.raw().len() / self.query_bytes)
+    }
+
     /// Takes the permits before it checks the limits, so that concurrent callers never exceed them.
-    fn acquire_many(
-        &self,
-        flow: Option<&FlowDistinguisher>,
-        permits: usize,
-    ) -> Result<ConcurrencyPermit, LimitExceeded> {
+    fn acquire_many(&self, flow: Option<&K>, permits: usize) -> Result<ConcurrencyPermit, LimitExceeded> {
         let (permits_max, each_max) = (self.permits_max.load(Ordering::Relaxed), self.each_max.load(Ordering::Relaxed));
         let count = u32::try_from(permits).unwrap_or(u32::MAX);
         let shed = |_| LimitExceeded(self.name);
@@ -363,15 +381,29 @@ mod tests {
             Some(Err(LimitExceeded("waiting requests"))),
             "half of them are one user's"
         );
-        let strangers = async || concurrency.unauthenticated.while_waiting(None, long, pin!(pending::<()>())).await;
-        let mut strangers: Vec<_> = (0..8).map(|_| Box::pin(strangers())).collect();
-        assert!(strangers.iter_mut().all(|wait| wait.now_or_never().is_none()), "no selector is parsed yet");
         let there = Box::pin(async { concurrency.waiting.while_waiting(Some(&ada), long, pin!(ready(1))).await });
         assert_eq!(there.now_or_never(), Some(Ok(1)));
         let mut bobs: Vec<_> = (0..SMALL_USE).map(|_| wait(&bob)).collect();
         assert!(bobs.iter_mut().all(|wait| wait.now_or_never().is_none()));
         drop(waiting.pop());
         assert!(wait(&ada).now_or_never().is_none(), "a permit that was released");
+    }
+
+    /// Unknown tokens from one address take permits neither from other addresses nor from tokens that are known.
+    #[test]
+    fn requests_with_unknown_tokens_are_limited_by_address() {
+        let concurrency = ConcurrencyLimits::new(&ConcurrencyConfig::default());
+        let (short, long) = (&UrlQuery::parse("a=b"), &UrlQuery::parse(&"a".repeat(60 << 10)));
+        let address = |last| ReviewRateLimitKey::Address([10, 0, 0, last].into());
+        let waiting = |party: &ReviewRateLimitKey, query| concurrency.waiting_for_review(party, query);
+        let strangers: Vec<_> = std::iter::from_fn(|| waiting(&address(1), long).ok()).collect();
+        assert_eq!(strangers.len(), WAITING_MAX / 2 / 61, "half of them are one address's");
+        let others: Vec<_> =
+            (2..9).flat_map(|at| std::iter::from_fn(move || waiting(&address(at), long).ok())).collect();
+        assert!(waiting(&address(9), long).is_err() && waiting(&address(9), short).is_ok(), "some are left for few");
+        let ada = ReviewRateLimitKey::User(flow("ada"));
+        assert!(waiting(&ada, long).is_ok());
+        drop((strangers, others));
     }
 
     /// A list of any length is charged only for the bytes in flight.
