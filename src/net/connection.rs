@@ -1,10 +1,12 @@
 use std::any::Any;
 use std::fmt;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
@@ -66,7 +68,11 @@ struct DownstreamConnectionInner {
     /// The number of requests that were received after the connection stopped taking requests.
     late: AtomicU32,
     extension: OnceLock<Arc<dyn Any + Send + Sync>>,
+    upgraded: Mutex<Option<UpgradedFuture>>,
 }
+
+/// What runs on a connection after it has switched to another protocol.
+pub(super) type UpgradedFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Charges a connection's slot in a listener's limit to this caller; `None` if all callers count as one. Returns
 /// whether the connection may stay.
@@ -168,6 +174,20 @@ impl DownstreamConnection {
         extension.downcast().unwrap_or_else(|_| Arc::new(make()))
     }
 
+    /// Runs a future on the connection's own task after the switch to another protocol. So it stays on its core, within
+    /// the listener's limit and the caller's share of CPU time. If the connection must close, the future is dropped.
+    ///
+    /// Call it before the 101 is returned. Multiplexed connections do not switch, so they drop the future.
+    pub fn run_upgraded(&self, upgraded: impl Future<Output = ()> + Send + 'static) {
+        if !self.is_multiplexed() {
+            *self.0.upgraded.lock() = Some(Box::pin(upgraded));
+        }
+    }
+
+    pub(super) fn take_upgraded(&self) -> Option<UpgradedFuture> {
+        self.0.upgraded.lock().take()
+    }
+
     pub(super) fn advance(&self, state: ConnectionState) {
         self.0.state.fetch_max(state as u8, Ordering::SeqCst);
         self.0.changed.notify_one();
@@ -195,8 +215,13 @@ impl DownstreamConnection {
             return None;
         }
         self.0.has_received_request.store(true, Ordering::Relaxed);
+        Some(self.running())
+    }
+
+    /// Counts the connection as busy until the guard is dropped.
+    pub(super) fn running(&self) -> RunningRequestGuard {
         self.0.running.fetch_add(1, Ordering::SeqCst);
-        Some(RunningRequestGuard { connection: self.clone(), is_stalled: false })
+        RunningRequestGuard { connection: self.clone(), is_stalled: false }
     }
 
     pub(super) fn has_received_request(&self) -> bool {

@@ -1,7 +1,7 @@
 use std::future::poll_fn;
 use std::io;
 use std::ops::ControlFlow;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use http2::{ConnectionHeadBudget, RequestHeadBudget};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::sleep_until;
 
-use super::connection::ConnectionState;
-use super::connection_driver::{BoxError, ConnectionDriver};
+use super::connection::{ConnectionState, UpgradedFuture};
+use super::connection_driver::{BoxError, ConnectionDriver, UpgradedConnection};
 use super::connection_limiter::{ConnectionLimiter, ConnectionSlot};
 use super::connection_scheduler::{ConnectionScheduler, ScheduledConnection};
 use super::handshakes::TlsHandshakeQueue;
@@ -152,7 +152,7 @@ async fn serve_connection(
 async fn http(
     io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     peer: ConnectionPeer,
-    (scheduler, heads): (ScheduledConnection, Arc<ConnectionHeadBudget>),
+    (mut scheduler, heads): (ScheduledConnection, Arc<ConnectionHeadBudget>),
     limits: &ConnectionLimits,
     drain: DrainWatch,
     handler: impl HttpHandler,
@@ -174,21 +174,23 @@ async fn http(
     };
     match protocol {
         DetectedProtocol::Http1(io) => {
-            drive(&mut Http1Connection::new(io, limits, heads, requests), scheduler, ending, (&this, &signal, limits))
-                .await
+            let mut connection = Http1Connection::new(io, limits, heads, requests);
+            let ended = drive(&mut connection, &mut scheduler, ending, (&this, &signal, limits)).await;
+            drop(connection);
+            let upgraded = this.take_upgraded();
+            ended?;
+            if let Some(upgraded) = upgraded {
+                run_upgraded(upgraded, &mut scheduler, &this).await?;
+            }
+            Ok(())
         }
         DetectedProtocol::Http2(io) if limits.http2_codec == Http2Codec::Hyper => {
-            drive(
-                &mut HyperHttp2Connection::new(io, limits, heads, requests),
-                scheduler,
-                ending,
-                (&this, &signal, limits),
-            )
-            .await
+            let mut connection = HyperHttp2Connection::new(io, limits, heads, requests);
+            drive(&mut connection, &mut scheduler, ending, (&this, &signal, limits)).await
         }
         DetectedProtocol::Http2(io) => {
             let mut connection = http2::Http2Connection::new(io, limits.into(), heads, requests);
-            drive(&mut connection, scheduler, ending, (&this, &signal, limits)).await
+            drive(&mut connection, &mut scheduler, ending, (&this, &signal, limits)).await
         }
     }
 }
@@ -199,7 +201,7 @@ async fn http(
 /// a drain.
 async fn drive(
     connection: &mut impl ConnectionDriver,
-    mut scheduler: ScheduledConnection,
+    scheduler: &mut ScheduledConnection,
     mut ending: Pin<Box<impl Future<Output = Result<(), ForcedConnectionEnd>>>>,
     (this, signal, limits): (&DownstreamConnection, &AbortSignal, &ConnectionLimits),
 ) -> Result<(), BoxError> {
@@ -213,5 +215,72 @@ async fn drive(
     match scheduler.run_until(connection, Box::pin(abort(this, signal, limits)).as_mut()).await {
         ControlFlow::Break(ended) => ended,
         ControlFlow::Continue(()) => Err(ForcedConnectionEnd::Aborted.into()),
+    }
+}
+
+/// Runs the protocol to which a connection has switched. It counts as a running request, and the connection keeps its
+/// slot and its turns.
+async fn run_upgraded(
+    upgraded: UpgradedFuture,
+    scheduler: &mut ScheduledConnection,
+    this: &DownstreamConnection,
+) -> Result<(), BoxError> {
+    let _running = this.running();
+    let aborted = pin!(this.reached(ConnectionState::Aborted));
+    match scheduler.run_until(&mut UpgradedConnection::new(upgraded), aborted).await {
+        ControlFlow::Break(ended) => ended,
+        ControlFlow::Continue(()) => Err(ForcedConnectionEnd::Aborted.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::header::{CONNECTION, UPGRADE};
+    use http::{Request, Response, StatusCode};
+    use http_body_util::Empty;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::net::RequestBody;
+    use base::{CoreRuntimes, CoreWaker, DrainTrigger};
+
+    /// What runs after the switch stays on the connection's core. It ends if its connection is closed to make room.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn upgraded_connection_keeps_its_core_and_its_slot() {
+        let (sender, mut received) = mpsc::unbounded_channel();
+        let handler = move |peer: ConnectionPeer, mut request: Request<RequestBody>| {
+            let caller = request.uri().path()[1..].parse().expect("a number");
+            assert!(peer.connection.authenticated(Some(caller)));
+            let (sender, upgrade) = (sender.clone(), hyper::upgrade::on(&mut request));
+            peer.connection.run_upgraded(async move {
+                let _io = upgrade.await.expect("an upgrade");
+                let _ = sender.send((caller, CoreWaker::here().is_some()));
+                sender.closed().await;
+            });
+            let response = Response::builder().status(StatusCode::SWITCHING_PROTOCOLS);
+            let response =
+                response.header(CONNECTION, "upgrade").header(UPGRADE, "test").body(Empty::<bytes::Bytes>::new());
+            std::future::ready(response.expect("a response"))
+        };
+        let (address, from) = (([127, 0, 0, 1], 8001).into(), ([127, 0, 0, 1], 40_000).into());
+        let (listener, connector) = Listener::in_memory(address, 1024);
+        let tasks = BackgroundTasks::with_cores(CoreRuntimes::start(2).expect("threads"));
+        let (_drain, watch) = DrainTrigger::new();
+        let limits = ConnectionLimits { connections_max: 2, ..ConnectionLimits::default() };
+        tasks.spawn("listener", serve(listener, None, limits, tasks.clone(), watch, handler));
+        let mut connections = Vec::new();
+        for caller in [7, 7, 8] {
+            let mut connection = connector.connect(from).expect("it listens");
+            let head = format!("GET /{caller} HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: test\r\n\r\n");
+            connection.write_all(head.as_bytes()).await.expect("sent");
+            assert_eq!(received.recv().await, Some((caller, true)));
+            connections.push(connection);
+        }
+        let mut response = String::new();
+        connections[1].read_to_string(&mut response).await.expect("the youngest of the caller with the most is closed");
+        assert!(response.starts_with("HTTP/1.1 101 "), "{response}");
+        drop(received);
+        tasks.join().await;
     }
 }

@@ -271,7 +271,7 @@ impl ForwardHandler {
             return Ok(self.relay(response, true, permit, context));
         }
         let upstream = hyper::upgrade::on(&mut response);
-        self.shared.tasks.spawn("tunnel", async move {
+        context.connection.run_upgraded(async move {
             if let (Ok(down), Ok(up)) = tokio::join!(downstream, upstream) {
                 let (mut down, mut up) = (TokioIo::new(down), TokioIo::new(up));
                 if let Err(error) = copy_bidirectional(&mut down, &mut up).await {

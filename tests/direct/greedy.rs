@@ -70,7 +70,7 @@ async fn reads_of_future_version_beyond_account_share_get_429() {
 async fn watches_everywhere(app: &App) -> Vec<Watch> {
     let mut watches = Vec::new();
     while watches.len() < PLACES {
-        let protocol = [Protocol::Http1, Protocol::Http2][watches.len() % 2];
+        let protocol = Protocol::ALL[watches.len() % Protocol::ALL.len()];
         watches.push(app.bearing("a").over(protocol).watch(PODS).await);
     }
     watches

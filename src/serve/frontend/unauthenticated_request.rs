@@ -25,8 +25,7 @@ impl UnauthenticatedRequest {
     pub(super) fn new(peer: &ConnectionPeer, http: Request<RequestBody>) -> Box<Self> {
         let received = Instant::now();
         let query = Arc::new(UrlQuery::parse(http.uri().query().unwrap_or_default()));
-        let mut context = ResponseContext::from_headers(http.headers(), query.clone());
-        context.abort = peer.abort.clone();
+        let context = ResponseContext::from_headers(peer, http.headers(), query.clone());
         Box::new(Self { http, query, context, received, listener: ListenerRoles::default() })
     }
 

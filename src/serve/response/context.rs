@@ -13,6 +13,7 @@ use http::{HeaderMap, Response, StatusCode, Version};
 use crate::cache::FeedState;
 use crate::feeds::FeedHandle;
 use crate::listing::{PLAIN_BYTES_MAX, gzip};
+use crate::net::{ConnectionPeer, DownstreamConnection};
 use crate::serve::audit::{AuditRecord, ServedLocally};
 use crate::serve::response::body::ResponseBody;
 use crate::upstream::{BUILD, HOPS, PROXY_ACCEPT_ENCODING, SERVED, ServerBuild};
@@ -53,6 +54,8 @@ pub(crate) struct ResponseContext {
     pub(crate) stale_rules: Option<Duration>,
     /// Ends the request and its response when it is signalled by another task.
     pub(crate) abort: AbortSignal,
+    /// The connection of the request, which runs what follows an upgrade.
+    pub(crate) connection: DownstreamConnection,
     /// Whether the request arrived from another proxy.
     pub(crate) by_proxy: bool,
 }
@@ -86,7 +89,7 @@ impl ServedFeedStatus {
 }
 
 impl ResponseContext {
-    pub(crate) fn from_headers(headers: &HeaderMap, query: Arc<UrlQuery>) -> Self {
+    pub(crate) fn from_headers(peer: &ConnectionPeer, headers: &HeaderMap, query: Arc<UrlQuery>) -> Self {
         let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
         let accept = text(ACCEPT);
         let accept_refused = accept.and_then(|accept| check_accept_length(accept).err()).map(Box::new);
@@ -102,7 +105,8 @@ impl ResponseContext {
             query: Some(query),
             is_filtered: false,
             stale_rules: None,
-            abort: AbortSignal::default(),
+            abort: peer.abort.clone(),
+            connection: peer.connection.clone(),
             by_proxy: headers.contains_key(HOPS),
         }
     }

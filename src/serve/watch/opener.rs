@@ -219,7 +219,7 @@ impl WatchOpener {
         response.extensions_mut().insert(ServedLocally::from_cache(true));
         let reading = self.scans.budget(request, true);
         let running = websocket::run(hyper::upgrade::on(&mut request.http), form.encoding, session, reading);
-        self.shared.tasks.spawn("websocket", async move {
+        request.context.connection.run_upgraded(async move {
             running.await;
             drop(record);
         });

@@ -9,9 +9,10 @@ use super::*;
 use crate::auth::{Authorizer, Caller};
 use crate::cache::CacheConfig;
 use crate::feeds::FeedStartRequest;
+use crate::net::{ConnectionPeer, DownstreamConnection, PeerAddress};
 use crate::serve::response::ResponseContext;
 use crate::serve::serve_config::{ListenerRoles, ReducedReads};
-use base::DrainTrigger;
+use base::{AbortSignal, DrainTrigger};
 use kubeapi::{Gvr, ListPageSource, RequestInfo, UrlQuery};
 
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -207,9 +208,15 @@ fn read_requires_permission_for_its_collection_and_name() {
 fn read_request(path: &str) -> ReadRequest {
     let http = Request::get(path).header("user-agent", "agent/1").body(Either::Left(ReceivedBody::empty()));
     let http = http.expect("a request");
+    let peer = ConnectionPeer {
+        address: PeerAddress::Unix { uid: None },
+        certificates: None,
+        connection: DownstreamConnection::default(),
+        abort: AbortSignal::default(),
+    };
     ReadRequest {
         query: Arc::new(UrlQuery::parse("")),
-        context: ResponseContext::from_headers(http.headers(), Arc::default()),
+        context: ResponseContext::from_headers(&peer, http.headers(), Arc::default()),
         received: Instant::now(),
         caller: Caller::ProxyItself,
         info: RequestInfo::parse("GET", path, &UrlQuery::parse("")).expect("no empty segment"),
