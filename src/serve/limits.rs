@@ -8,7 +8,7 @@ mod slow_readers;
 pub use concurrency::ConcurrencyConfig;
 pub use slow_readers::SlowReaderLimits;
 
-pub(crate) use concurrency::{ConcurrencyLimits, ConcurrencyPermit};
+pub(crate) use concurrency::{ConcurrencyLimits, ConcurrencyPermit, PermitPool};
 pub(crate) use deadline_body::{BufferedResponseBody, DeadlineBody, PIECE_BYTES_MAX};
 pub(crate) use slow_readers::{FiredWatchTimer, SlowReaderReaper, TOO_SLOW, TimedSnapshotPin, WatchDeadlineTimer};
 

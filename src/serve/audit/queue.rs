@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 
 use crate::serve::activity::metrics;
+use crate::serve::limits::{ConcurrencyPermit, PermitPool};
+use kubeapi::FlowDistinguisher;
 
 /// The audit log, which may be off. Clones share the same queue.
 #[derive(Debug, Clone, Default)]
@@ -15,11 +17,14 @@ pub struct AuditLog {
     queue: Option<AuditQueue>,
 }
 
-/// The queue to the [`AuditWriter`], bounded in records and in bytes. Senders never wait.
+/// The queue to the [`AuditWriter`], bounded in records and in bytes, of which one user may have half. Senders never
+/// wait.
 #[derive(Debug, Clone)]
 pub(super) struct AuditQueue {
     lines: mpsc::Sender<QueuedAuditRecord>,
-    free_bytes: Arc<Semaphore>,
+    bytes: Arc<PermitPool>,
+    /// The bytes that a shorter record is charged, so that short records do not fill the queue either.
+    record_bytes_min: usize,
 }
 
 /// The error of a full audit queue: the writer does not keep up.
@@ -31,6 +36,8 @@ pub(super) struct AuditQueueFull;
 pub(super) const RECORDS_MAX: usize = 16_384;
 /// The maximum size of the queued records. A request target alone can have 64 KiB.
 const BYTES_MAX: usize = 32 << 20;
+/// The queued bytes up to which a user may use the reserve: a few records.
+const SMALL_USE: usize = 32 << 10;
 
 impl AuditLog {
     /// Creates an audit log that records nothing.
@@ -66,14 +73,16 @@ impl AuditLog {
 impl AuditQueue {
     pub(super) fn new(records_max: usize, bytes_max: usize) -> (Self, mpsc::Receiver<QueuedAuditRecord>) {
         let (lines, waiting) = mpsc::channel(records_max);
-        (Self { lines, free_bytes: Arc::new(Semaphore::new(bytes_max)) }, waiting)
+        let bytes = Arc::new(PermitPool::new("audit records", SMALL_USE));
+        bytes.resize(bytes_max, bytes_max.div_ceil(2));
+        (Self { lines, bytes, record_bytes_min: bytes_max / records_max }, waiting)
     }
 
-    pub(super) fn put(&self, text: Vec<u8>) -> Result<(), AuditQueueFull> {
-        let bytes = u32::try_from(text.len()).unwrap_or(u32::MAX);
-        let free_bytes = self.free_bytes.clone().try_acquire_many_owned(bytes).map_err(|_| AuditQueueFull);
-        let put = free_bytes.and_then(|free_bytes| {
-            self.lines.try_send(QueuedAuditRecord { text, _bytes: free_bytes }).map_err(|_| AuditQueueFull)
+    /// Queues a record of the user `flow`; `None` if all callers share one identity.
+    pub(super) fn put(&self, flow: Option<&FlowDistinguisher>, text: Vec<u8>) -> Result<(), AuditQueueFull> {
+        let bytes = self.bytes.acquire_many(flow, text.len().max(self.record_bytes_min)).map_err(|_| AuditQueueFull);
+        let put = bytes.and_then(|bytes| {
+            self.lines.try_send(QueuedAuditRecord { text, _bytes: bytes }).map_err(|_| AuditQueueFull)
         });
         if put.is_err() {
             metrics::records("dropped", 1);
@@ -102,7 +111,7 @@ pub struct AuditWriter {
 #[derive(Debug)]
 pub(super) struct QueuedAuditRecord {
     pub(super) text: Vec<u8>,
-    pub(super) _bytes: OwnedSemaphorePermit,
+    pub(super) _bytes: ConcurrencyPermit,
 }
 
 #[derive(Debug)]
@@ -135,17 +144,17 @@ impl AuditWriter {
         let file = output.name();
         let mut batch = Vec::with_capacity(BATCH_MAX);
         while lines.recv_many(&mut batch, BATCH_MAX).await > 0 {
-            let mut rest: Vec<u8> = batch.iter().flat_map(|line| &line.text).copied().collect();
-            let mut is_failing = false;
-            while !rest.is_empty() {
+            let (mut rest, mut is_failing) = (None, false);
+            while rest.as_ref().is_none_or(|rest: &Vec<u8>| !rest.is_empty()) {
                 // Writing to disks and pipes blocks.
                 let writing = tokio::task::spawn_blocking(move || {
-                    let written = output.write(&mut rest);
-                    (output, rest, written)
+                    let rest = rest.get_or_insert_with(|| joined(&batch));
+                    let written = output.write(rest);
+                    (output, batch, std::mem::take(rest), written)
                 });
                 // The runtime is shutting down.
-                let Ok((returned, left, written)) = writing.await else { return };
-                (output, rest) = (returned, left);
+                let Ok((returned, records, left, written)) = writing.await else { return };
+                (output, batch, rest) = (returned, records, Some(left));
                 let Err(error) = written else { continue };
                 if !std::mem::replace(&mut is_failing, true) {
                     tracing::error!(
@@ -164,6 +173,12 @@ impl AuditWriter {
             batch.clear();
         }
     }
+}
+
+fn joined(batch: &[QueuedAuditRecord]) -> Vec<u8> {
+    let mut lines = Vec::with_capacity(batch.iter().map(|record| record.text.len()).sum());
+    batch.iter().for_each(|record| lines.extend_from_slice(&record.text));
+    lines
 }
 
 impl AuditOutput {

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use http::{HeaderMap, HeaderValue, Response, Uri};
 use k8s_openapi::jiff::Timestamp;
@@ -11,7 +11,7 @@ use super::queue::{AuditQueue, AuditQueueFull};
 use crate::auth::Caller;
 use crate::net::{ConnectionPeer, PeerAddress};
 use crate::serve::route::SensitiveKind;
-use kubeapi::{RequestInfo, Status, User};
+use kubeapi::{FlowDistinguisher, RequestInfo, Status, User};
 
 /// The audit record of one request. Dropping the last clone records the end of a watch.
 pub(crate) struct AuditRecord {
@@ -22,6 +22,8 @@ pub(crate) struct AuditRecord {
     /// Empty if the caller is not authenticated, or is the proxy itself.
     user: User,
     is_proxy_itself: bool,
+    /// The user whose share of the queue the record uses, if the caller is authenticated.
+    flow: Option<FlowDistinguisher>,
     source_ips: Vec<IpAddr>,
     user_agent: String,
     received: Timestamp,
@@ -60,9 +62,13 @@ struct AuditedResponse {
 /// The maximum length of a recorded user agent in bytes, as in the apiserver, and the suffix of a truncated one.
 const TEXT_BYTES_MAX: usize = 1024;
 const TRUNCATED: &str = "...TRUNCATED";
-/// The maximum size of a record for an unauthenticated request. In larger records, values that the caller sent are
-/// truncated.
-pub(super) const UNAUTHENTICATED_RECORD_BYTES_MAX: usize = 8 << 10;
+/// The maximum size of a record besides its user. In larger records, values that the caller sent are truncated.
+pub(super) const RECORD_BYTES_MAX: usize = 8 << 10;
+/// The maximum length of the names in a truncated record, in bytes.
+const NAMES_BYTES_MAX: usize = 512;
+/// The user whose share of the queue the records of unauthenticated callers use.
+static UNAUTHENTICATED: LazyLock<FlowDistinguisher> =
+    LazyLock::new(|| FlowDistinguisher::from_user(&User::anonymous()));
 const DECISION: &str = "authorization.k8s.io/decision";
 const REASON: &str = "authorization.k8s.io/reason";
 
@@ -91,6 +97,7 @@ impl AuditRecord {
             info: info.clone(),
             user: User::default(),
             is_proxy_itself: false,
+            flow: None,
             source_ips: source_ips(headers, peer.address),
             user_agent: truncated(user_agent.unwrap_or_default()),
             received: now(),
@@ -105,6 +112,7 @@ impl AuditRecord {
             caller => caller.user().cloned().unwrap_or_default(),
         };
         self.is_proxy_itself = matches!(caller, Caller::ProxyItself);
+        self.flow = caller.flow();
     }
 
     /// Records the response, unless upstream generated it. Returns false if the response requires a record and the
@@ -133,8 +141,9 @@ impl AuditRecord {
     fn enqueue(&self, stage: AuditEventStage, audited: &AuditedResponse) -> Result<(), AuditQueueFull> {
         let event = self.event(stage, now(), audited);
         let line = event.to_line();
-        if line.len() <= UNAUTHENTICATED_RECORD_BYTES_MAX || !self.is_unauthenticated() {
-            return self.queue.put(line);
+        let flow = self.flow.as_ref().or((!self.is_proxy_itself).then(|| &*UNAUTHENTICATED));
+        if line.len() <= RECORD_BYTES_MAX || line.len() <= RECORD_BYTES_MAX + json_bytes(&self.user) {
+            return self.queue.put(flow, line);
         }
         let [audit_id, uri, verb] = [event.audit_id, event.request_uri, event.verb].map(truncated);
         let response_status = AuditOutcome::new(audited.code, None);
@@ -142,16 +151,11 @@ impl AuditRecord {
             audit_id: &audit_id,
             request_uri: &uri,
             verb: &verb,
-            object_ref: None,
+            object_ref: event.object_ref.filter(|names| json_bytes(names) <= NAMES_BYTES_MAX),
             response_status,
             ..event
         };
-        self.queue.put(event.to_line())
-    }
-
-    /// Whether the caller is anonymous or not authenticated yet.
-    fn is_unauthenticated(&self) -> bool {
-        !self.is_proxy_itself && (self.user.name.is_empty() || self.user.is_anonymous())
+        self.queue.put(flow, event.to_line())
     }
 
     fn event<'a>(&'a self, stage: AuditEventStage, at: Timestamp, audited: &'a AuditedResponse) -> AuditEvent<'a> {
@@ -242,6 +246,10 @@ pub fn source_ips(headers: &HeaderMap, address: PeerAddress) -> Vec<IpAddr> {
 
 /// The maximum number of addresses from `X-Forwarded-For`.
 const SOURCES_MAX: usize = 64;
+
+fn json_bytes(value: &impl serde::Serialize) -> usize {
+    serde_json::to_vec(value).expect("texts always serialize").len()
+}
 
 pub(super) fn truncated(text: &str) -> String {
     if text.len() <= TEXT_BYTES_MAX {

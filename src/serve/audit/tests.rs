@@ -4,12 +4,12 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, Uri};
 use serde_json::{Value, json};
 
 use super::queue::{AuditQueue, AuditQueueFull, QueuedAuditRecord};
-use super::record::{UNAUTHENTICATED_RECORD_BYTES_MAX, source_ips, truncated, without_tokens};
+use super::record::{RECORD_BYTES_MAX, source_ips, truncated, without_tokens};
 use super::{AuditDecision, AuditDestination, AuditLog, AuditRecord, ServedLocally};
 use crate::auth::Caller;
 use crate::net::{ConnectionPeer, DownstreamConnection, PeerAddress};
 use base::AbortSignal;
-use kubeapi::{RequestInfo, Status, UrlQuery};
+use kubeapi::{FlowDistinguisher, RequestInfo, Status, UrlQuery, User};
 
 fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
     lines.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
@@ -148,8 +148,8 @@ fn forwarded_response_is_not_audited_by_proxy() {
 #[test]
 fn secrets_are_not_served_without_audit_record() {
     let (queue, _lines) = AuditQueue::new(1, 1 << 16);
-    assert_eq!(queue.put(vec![b'x']), Ok(()));
-    assert_eq!(queue.put(vec![b'x']), Err(AuditQueueFull));
+    assert_eq!(queue.put(None, vec![b'x']), Ok(()));
+    assert_eq!(queue.put(None, vec![b'x']), Err(AuditQueueFull));
     for (target, local, given) in [
         ("/api/v1/secrets", served(), false),
         ("/api/v1/namespaces/a/secrets/s", served(), false),
@@ -162,14 +162,27 @@ fn secrets_are_not_served_without_audit_record() {
     }
 }
 
+/// One user's records, long or short, leave room for those of others.
+#[test]
+fn records_of_one_user_do_not_fill_audit_queue() {
+    let greedy = FlowDistinguisher::from_user(&User { name: "greedy".to_owned(), ..User::default() });
+    for bytes in [1, 4 << 10] {
+        let (queue, mut lines) = AuditQueue::new(128, 1 << 20);
+        while queue.put(Some(&greedy), vec![b'x'; bytes]).is_ok() {}
+        assert!(record(&queue, "/api/v1/secrets").record_response(&response(served(), None)), "{bytes}");
+        while lines.try_recv().is_ok() {}
+        assert_eq!(queue.put(Some(&greedy), vec![b'x'; bytes]), Ok(()));
+    }
+}
+
 #[test]
 fn audit_queue_is_bounded_in_bytes() {
     let (queue, mut lines) = AuditQueue::new(8, 10);
-    assert_eq!(queue.put(vec![0; 11]), Err(AuditQueueFull));
-    assert_eq!(queue.put(vec![0; 6]), Ok(()));
-    assert_eq!(queue.put(vec![0; 6]), Err(AuditQueueFull));
+    assert_eq!(queue.put(None, vec![0; 11]), Err(AuditQueueFull));
+    assert_eq!(queue.put(None, vec![0; 6]), Ok(()));
+    assert_eq!(queue.put(None, vec![0; 6]), Err(AuditQueueFull));
     drop(lines.try_recv().expect("a line"));
-    assert_eq!(queue.put(vec![0; 6]), Ok(()));
+    assert_eq!(queue.put(None, vec![0; 6]), Ok(()));
 }
 
 #[test]
@@ -209,9 +222,8 @@ fn long_user_agents_are_truncated() {
     assert_eq!(truncated(&"x".repeat(1025)), format!("{}...TRUNCATED", "x".repeat(1024)));
 }
 
-/// Each connection of an unauthenticated caller can cause one record.
 #[test]
-fn audit_record_of_unauthenticated_caller_is_bounded() {
+fn audit_record_is_bounded() {
     let (queue, mut lines) = AuditQueue::new(8, 1 << 20);
     let long = "\u{e4}".repeat(30_000);
     let uri: Uri = format!("/api/v1/pods?a={}", "b".repeat(60_000)).parse().expect("a target");
@@ -220,13 +232,15 @@ fn audit_record_of_unauthenticated_caller_is_bounded() {
     let agent = HeaderValue::from_str(&"u".repeat(60_000)).expect("text");
     let headers = HeaderMap::from_iter([(http::header::USER_AGENT, agent)]);
     let (audit, method) = (AuditLog::with_queue(queue), "M".repeat(60_000));
-    for path in [path.as_str(), "/version"] {
+    let mut callers = [None, None, Some(Caller::ProxyItself), Some(Caller::Anonymous)].into_iter();
+    for path in [path.as_str(), "/version"].repeat(2) {
         let info = RequestInfo::parse(&method, path, &UrlQuery::parse("")).expect("a path");
-        let record = AuditRecord::new(&audit, &peer(), (&uri, &headers), &info, &id).expect("it is on");
+        let mut record = AuditRecord::new(&audit, &peer(), (&uri, &headers), &info, &id).expect("it is on");
+        callers.next().flatten().inspect(|caller| record.set_caller(caller));
         let refused = ServedLocally { status: Some(Status::bad_request(&*long)), ..ServedLocally::default() };
         assert!(record.record_response(&response(refused, None)));
         let (line, event) = next(&mut lines).expect("one record");
-        assert!(line.len() <= UNAUTHENTICATED_RECORD_BYTES_MAX, "{} bytes", line.len());
+        assert!(line.len() <= RECORD_BYTES_MAX, "{} bytes", line.len());
         assert_eq!(event["responseStatus"]["code"], 400);
         assert_eq!(event["auditID"], format!("{}...TRUNCATED", "i".repeat(1_024)));
     }
@@ -241,7 +255,7 @@ async fn audit_file_is_recreated_after_rename() {
     let mut writing = Box::pin(writer.run());
     let queue = audit.queue().expect("it is on").clone();
     let mut written = async |text: &str, file: &std::path::Path| {
-        queue.put(text.as_bytes().to_vec()).expect("room");
+        queue.put(None, text.as_bytes().to_vec()).expect("room");
         loop {
             tokio::select! {
                 () = &mut writing => panic!("it ended"),

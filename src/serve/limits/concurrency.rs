@@ -195,7 +195,7 @@ impl ConcurrencyLimits {
 
 impl<K: Eq + Hash + Clone> PermitPool<K> {
     /// Creates a pool without permits. Any user can take up to `small_use` permits while any are left.
-    fn new(name: &'static str, small_use: usize) -> Self {
+    pub(crate) fn new(name: &'static str, small_use: usize) -> Self {
         let all = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
         let each = KeyedSemaphores::new(Semaphore::MAX_PERMITS);
         Self {
@@ -209,7 +209,7 @@ impl<K: Eq + Hash + Clone> PermitPool<K> {
         }
     }
 
-    fn resize(&self, permits: usize, each: usize) {
+    pub(crate) fn resize(&self, permits: usize, each: usize) {
         self.permits_max.store(permits, Ordering::Relaxed);
         self.each_max.store(each, Ordering::Relaxed);
     }
@@ -244,8 +244,8 @@ impl<K: Eq + Hash + Clone> PermitPool<K> {
         self.acquire_many(flow, 1 + query.raw().len() / self.query_bytes)
     }
 
-    /// Takes the permits before it checks the limits, so that concurrent callers never exceed them.
-    fn acquire_many(&self, flow: Option<&K>, permits: usize) -> Result<ConcurrencyPermit, LimitExceeded> {
+    /// Takes permits of the pool. It takes them before it checks the limits, so that concurrent callers never exceed them.
+    pub(crate) fn acquire_many(&self, flow: Option<&K>, permits: usize) -> Result<ConcurrencyPermit, LimitExceeded> {
         let (permits_max, each_max) = (self.permits_max.load(Ordering::Relaxed), self.each_max.load(Ordering::Relaxed));
         let count = u32::try_from(permits).unwrap_or(u32::MAX);
         let shed = |_| LimitExceeded(self.name);
