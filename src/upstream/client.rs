@@ -6,6 +6,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue, USER_AGENT};
 use http::{HeaderMap, Method, Request, Response, request};
 use http_body_util::{BodyExt, Full};
+use hyper::body::Body as _;
 use tokio::time::timeout;
 
 use super::endpoints::{UpstreamEndpoints, UpstreamEndpointsConfig, UpstreamRequestOrigin};
@@ -224,7 +225,7 @@ impl UpstreamClient {
         let counter = self.shared.costs.counter(cause, is_stream);
         let transport = self.shared.transports.at(at);
         let request = self.build_request(&transport, cause, path_and_query, request, body).await?;
-        let outgoing = CountedRequest { request, counter };
+        let outgoing = CountedRequest { request, counter, flow: None };
         let responding = async {
             let pool = match via {
                 ConnectionTarget::Any(UpstreamRequestKind::Watch) => &transport.watches,
@@ -264,7 +265,7 @@ impl UpstreamClient {
             .build_request(&transport, UpstreamRequestCause::Readiness, path, Request::builder(), Bytes::new())
             .await?;
         let counter = self.shared.costs.counter(UpstreamRequestCause::Readiness, false);
-        Ok(transport.tunnels.send(CountedRequest { request, counter }).await?.status().as_u16())
+        Ok(transport.tunnels.send(CountedRequest { request, counter, flow: None }).await?.status().as_u16())
     }
 
     /// Builds a request with the credentials of a transport to upstream.
@@ -368,7 +369,8 @@ impl UpstreamClient {
             set_proxy_credentials(request.headers_mut(), transport.credentials.headers().await?)?;
         }
         let counter = self.shared.costs.counter(UpstreamRequestCause::Forwarded, lane != ForwardPoolKind::Short);
-        let outgoing = CountedRequest { request, counter };
+        let flow = if request.body().is_end_stream() { None } else { identity.flow() };
+        let outgoing = CountedRequest { request, counter, flow };
         let sending = pin!(async {
             match lane {
                 _ if !is_own => transport.caller_pools.send(identity, lane, outgoing).await,

@@ -31,6 +31,18 @@ pub enum RequestIdentity {
     User(Arc<User>),
 }
 
+impl RequestIdentity {
+    /// Returns the user to which a request is charged; `None` for the proxy itself.
+    pub(super) fn flow(&self) -> Option<FlowDistinguisher> {
+        match self {
+            Self::ProxyItself => None,
+            Self::Bearer(_, flow) => Some(flow.clone()),
+            Self::Anonymous => Some(FlowDistinguisher::from_user(&User::anonymous())),
+            Self::User(user) => Some(FlowDistinguisher::per_node(user)),
+        }
+    }
+}
+
 impl CredentialId {
     pub fn new(tag: [u8; 32]) -> Self {
         Self(tag)

@@ -252,7 +252,7 @@ impl ConnectionPool {
 /// Sends a request on an acquired stream.
 pub(super) async fn send_on(
     (connections, slot): ReservedStream,
-    CountedRequest { request, counter }: CountedRequest,
+    CountedRequest { request, counter, .. }: CountedRequest,
 ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
     counter.sent();
     let response = connections.request(request).await.map_err(|error| UpstreamError::Unreachable(error.into()))?;

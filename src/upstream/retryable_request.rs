@@ -1,5 +1,6 @@
 //! Retries requests that their server has certainly not processed (RFC 9113 §8.7), whatever their method.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -7,12 +8,13 @@ use http::Request;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Body as _;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::sleep;
 
 use super::UpstreamError;
 use super::cost::UpstreamCostCounter;
-use base::random;
+use base::{KeyedSemaphores, random};
+use kubeapi::FlowDistinguisher;
 
 /// The body of a request that is sent to upstream.
 pub type UpstreamBody = UnsyncBoxBody<Bytes, BodyError>;
@@ -24,6 +26,8 @@ type BodyError = Box<dyn std::error::Error + Send + Sync>;
 pub(super) struct CountedRequest {
     pub(super) request: Request<UpstreamBody>,
     pub(super) counter: UpstreamCostCounter,
+    /// The user whose share of the retained bodies the request uses; `None` if it has no body, or is the proxy's own.
+    pub(super) flow: Option<FlowDistinguisher>,
 }
 
 /// A request that can be retried if its body is retained.
@@ -37,8 +41,8 @@ pub(super) struct RetryableRequest {
 
 #[derive(Debug)]
 enum RetryableBody {
-    /// The whole body, and the permits of [`RETAINED`] for its bytes.
-    Retained { whole: Bytes, _permits: SemaphorePermit<'static> },
+    /// The whole body, and the permits for its bytes.
+    Retained { whole: Bytes, _permits: RetainedBytes },
     /// A body that is sent as it arrives, once; `None` after that.
     Streamed(Option<UpstreamBody>),
 }
@@ -49,9 +53,16 @@ const RETRIES_MAX: u32 = 8;
 const PAUSE: Duration = Duration::from_millis(5);
 /// The maximum size in bytes of a body that is retained for a retry.
 const RETAINED_BYTES_MAX: u32 = 256 << 10;
-/// The maximum number of bytes that all retained bodies occupy together.
+/// The maximum number of bytes that all retained bodies occupy together, and those of one user. A body counts before
+/// it arrives.
 const ALL_RETAINED_BYTES_MAX: usize = 64 << 20;
+const RETAINED_BYTES_PER_USER_MAX: usize = ALL_RETAINED_BYTES_MAX / 8;
 static RETAINED: Semaphore = Semaphore::const_new(ALL_RETAINED_BYTES_MAX);
+static RETAINED_BY_USER: LazyLock<KeyedSemaphores<FlowDistinguisher>> =
+    LazyLock::new(|| KeyedSemaphores::new(RETAINED_BYTES_PER_USER_MAX));
+
+/// The permits for the bytes of a retained body: those of its user, and those of [`RETAINED`].
+type RetainedBytes = (Option<OwnedSemaphorePermit>, SemaphorePermit<'static>);
 
 impl RetryableRequest {
     /// Reads and retains a body whose length is known and small, before anything is sent. Bodies that may arrive
@@ -60,11 +71,11 @@ impl RetryableRequest {
     /// # Errors
     /// The body broke off, so nothing is sent.
     pub(super) async fn new(
-        CountedRequest { request, counter }: CountedRequest,
+        CountedRequest { request, counter, flow }: CountedRequest,
         has_deadline: bool,
     ) -> Result<Self, UpstreamError> {
         let (parts, body) = request.into_parts();
-        let body = RetryableBody::new(body, has_deadline).await;
+        let body = RetryableBody::new(body, flow.as_ref(), has_deadline).await;
         let body = body.map_err(|error| UpstreamError::InvalidRequest(error.to_string()))?;
         Ok(Self { head: Request::from_parts(parts, ()), counter, body, retries: 0 })
     }
@@ -79,7 +90,7 @@ impl RetryableRequest {
         self.head.method().clone_into(request.method_mut());
         self.head.uri().clone_into(request.uri_mut());
         self.head.headers().clone_into(request.headers_mut());
-        CountedRequest { request, counter: self.counter.for_retry() }
+        CountedRequest { request, counter: self.counter.for_retry(), flow: None }
     }
 
     /// Returns whether to retry the request after this error; if so, pauses first.
@@ -99,11 +110,15 @@ impl RetryableRequest {
 }
 
 impl RetryableBody {
-    async fn new(mut body: UpstreamBody, has_deadline: bool) -> Result<Self, BodyError> {
+    async fn new(
+        mut body: UpstreamBody,
+        flow: Option<&FlowDistinguisher>,
+        has_deadline: bool,
+    ) -> Result<Self, BodyError> {
         let length = if body.is_end_stream() { Some(0) } else { body.size_hint().exact().filter(|_| has_deadline) };
         let length =
             length.and_then(|length| u32::try_from(length).ok()).filter(|length| *length <= RETAINED_BYTES_MAX);
-        let permits = length.and_then(|length| RETAINED.try_acquire_many(length).ok());
+        let permits = length.and_then(|length| acquire(flow, length));
         let (Some(length), Some(permits)) = (length, permits) else { return Ok(Self::Streamed(Some(body))) };
         // One buffer, because a caller may send frames of one byte.
         let mut whole = BytesMut::new();
@@ -121,6 +136,11 @@ impl RetryableBody {
         }
         Ok(Self::Retained { whole: whole.freeze(), _permits: permits })
     }
+}
+
+fn acquire(flow: Option<&FlowDistinguisher>, bytes: u32) -> Option<RetainedBytes> {
+    let own = flow.map(|flow| RETAINED_BY_USER.get(flow).try_acquire_many_owned(bytes)).transpose().ok()?;
+    Some((own, RETAINED.try_acquire_many(bytes).ok()?))
 }
 
 fn whole_body(bytes: Bytes) -> UpstreamBody {
@@ -141,11 +161,20 @@ mod tests {
 
     use super::*;
     use crate::upstream::{UpstreamCostTotals, UpstreamRequestCause};
+    use kubeapi::User;
 
     async fn read(body: UpstreamBody, has_deadline: bool) -> Result<RetryableRequest, UpstreamError> {
+        read_for(None, body, has_deadline).await
+    }
+
+    async fn read_for(
+        flow: Option<FlowDistinguisher>,
+        body: UpstreamBody,
+        has_deadline: bool,
+    ) -> Result<RetryableRequest, UpstreamError> {
         let counter = UpstreamCostTotals::default().counter(UpstreamRequestCause::Forwarded, false);
         let request = Request::post("/").body(body).expect("a request");
-        RetryableRequest::new(CountedRequest { request, counter }, has_deadline).await
+        RetryableRequest::new(CountedRequest { request, counter, flow }, has_deadline).await
     }
 
     async fn request(body: UpstreamBody) -> RetryableRequest {
@@ -238,6 +267,23 @@ mod tests {
         assert!(read(never, true).now_or_never().is_some(), "it is not waited for");
         let mut empty = read(whole_body(Bytes::new()), false).await.expect("a request");
         assert!(empty.attempt().request.body().is_end_stream() && empty.may_retry(&unprocessed().await).await);
+    }
+
+    #[tokio::test]
+    async fn retained_bodies_of_one_user_leave_room_for_others() {
+        let user = |name: &str| FlowDistinguisher::from_user(&User { name: name.to_owned(), ..User::default() });
+        let small = |name| read_for(Some(user(name)), whole_body(Bytes::from_static(b"one")), true);
+        let large = Bytes::from(vec![b'a'; RETAINED_BYTES_MAX as usize]);
+        let mut retained = Vec::new();
+        for _ in 0..=ALL_RETAINED_BYTES_MAX / large.len() {
+            retained.push(read_for(Some(user("ada")), whole_body(large.clone()), true).await.expect("a request"));
+        }
+        let is_retained = |request: &RetryableRequest| matches!(request.body, RetryableBody::Retained { .. });
+        let count = retained.iter().filter(|request| is_retained(request)).count();
+        assert_eq!(count, RETAINED_BYTES_PER_USER_MAX / large.len());
+        assert!(is_retained(&small("bob").await.expect("a request")));
+        drop(retained);
+        assert!(is_retained(&small("ada").await.expect("a request")));
     }
 
     #[tokio::test]
