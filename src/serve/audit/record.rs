@@ -93,7 +93,7 @@ impl AuditRecord {
         Some(Self {
             queue,
             audit_id: audit_id.clone(),
-            uri: without_tokens(uri.path_and_query().map_or("/", |target| target.as_str())),
+            uri: recorded_target(uri.path_and_query().map_or("/", |target| target.as_str())),
             info: info.clone(),
             user: User::default(),
             is_proxy_itself: false,
@@ -211,6 +211,12 @@ fn now() -> Timestamp {
     Timestamp::from_microsecond(micros).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
+/// Returns the request target as recorded. It is truncated first, because this is done before the caller is
+/// authenticated, and a longer one does not fit into a record.
+pub(super) fn recorded_target(target: &str) -> String {
+    without_tokens(&truncated_to(target, RECORD_BYTES_MAX))
+}
+
 /// Returns the request target with the values of all parameters redacted whose names contain `token`.
 pub fn without_tokens(target: &str) -> String {
     let Some((path, query)) = target.split_once('?') else { return target.to_owned() };
@@ -252,10 +258,14 @@ fn json_bytes(value: &impl serde::Serialize) -> usize {
 }
 
 pub(super) fn truncated(text: &str) -> String {
-    if text.len() <= TEXT_BYTES_MAX {
+    truncated_to(text, TEXT_BYTES_MAX)
+}
+
+fn truncated_to(text: &str, bytes_max: usize) -> String {
+    if text.len() <= bytes_max {
         return text.to_owned();
     }
-    let end = (0..=TEXT_BYTES_MAX).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let end = (0..=bytes_max).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     format!("{}{TRUNCATED}", &text[..end])
 }
 

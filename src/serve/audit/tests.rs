@@ -4,7 +4,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, Uri};
 use serde_json::{Value, json};
 
 use super::queue::{AuditQueue, AuditQueueFull, QueuedAuditRecord};
-use super::record::{RECORD_BYTES_MAX, source_ips, truncated, without_tokens};
+use super::record::{RECORD_BYTES_MAX, recorded_target, source_ips, truncated, without_tokens};
 use super::{AuditDecision, AuditDestination, AuditLog, AuditRecord, ServedLocally};
 use crate::auth::Caller;
 use crate::net::{ConnectionPeer, DownstreamConnection, PeerAddress};
@@ -198,6 +198,16 @@ fn token_query_parameters_are_redacted() {
     ] {
         assert_eq!(without_tokens(target), expected);
     }
+}
+
+/// Parameters beyond what is recorded cost nothing.
+#[test]
+fn long_target_is_truncated_before_tokens_are_redacted() {
+    let recorded = recorded_target(&format!("/a?token=s&{}", "a&".repeat(30_000)));
+    assert!(recorded.starts_with("/a?token=REDACTED&a&a&") && recorded.ends_with("...TRUNCATED"), "{recorded}");
+    assert!(recorded.len() <= RECORD_BYTES_MAX + "REDACTED...TRUNCATED".len());
+    let token = format!("/a?{}=secret", "token".repeat(2_000));
+    assert!(!recorded_target(&token).contains("secret"));
 }
 
 #[test]
