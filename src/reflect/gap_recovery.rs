@@ -110,7 +110,7 @@ impl PastObjectReader<'_> {
         let mut next = match &of.after {
             Some(object) => Some(ObjectRevision::clone(object)),
             None => {
-                let (last, at) = self.deletion(&of.key, known, until).await?;
+                let (last, at) = self.deletion(&of.key, until).await?;
                 changes.push(self.deleted(&last, at)?);
                 (Some(last.rv) != known).then_some(last)
             }
@@ -135,16 +135,14 @@ impl PastObjectReader<'_> {
         Ok(changes)
     }
 
-    /// Finds, by bisection, the last content of an object that no longer exists at `until`, and the version of its
-    /// deletion.
+    /// Finds, by bisection of the gap, the last content of an object that no longer exists at `until`, and the version
+    /// of its deletion. The storage may have been compacted up to the start of the gap.
     async fn deletion(
         &self,
         key: &ObjectKey,
-        known: Option<ResourceVersion>,
         until: ResourceVersion,
     ) -> Result<(ObjectRevision, ResourceVersion), GapRecoveryError> {
-        let Some(mut there) = known else { return Err(GapRecoveryError::Unknown) };
-        let mut gone = until;
+        let (mut there, mut gone) = (self.from, until);
         let mut last = None;
         while there.0 + 1 < gone.0 || last.is_none() {
             let middle = ResourceVersion(if there.0 + 1 < gone.0 { there.0.midpoint(gone.0) } else { there.0 });
@@ -153,16 +151,12 @@ impl PastObjectReader<'_> {
                     there = middle;
                     last = Some(object);
                 }
-                // The feed received the object at that very version.
+                // The feed had the object at that very version.
                 None if middle == there => return Err(GapRecoveryError::OtherHistory),
                 None => gone = middle,
             }
         }
-        match last {
-            Some(last) if gone > self.from => Ok((last, gone)),
-            Some(_) => Err(GapRecoveryError::OtherHistory),
-            None => Err(GapRecoveryError::Unknown),
-        }
+        last.filter(|_| gone > self.from).map(|last| (last, gone)).ok_or(GapRecoveryError::OtherHistory)
     }
 
     /// Builds a DELETED event: the last content, at the version of the deletion.

@@ -99,6 +99,27 @@ async fn gap_past_storage_compaction_starts_a_new_history() {
     assert_eq!((scene.said("mended"), scene.said("new_history")), (0, 1));
 }
 
+/// An apiserver compacts its storage every five minutes, so the storage never has the versions long before a gap.
+#[tokio::test(start_paused = true)]
+async fn deletion_is_recovered_from_storage_compacted_up_to_the_gap() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    scene.up.create_pod("t1", "gone");
+    for _ in 0..100 {
+        scene.up.update_pod("t1", "pod-0");
+    }
+    scene.until(scene.up.create_pod("t1", "last")).await;
+    let (history, seen) = (scene.feed.reader.history(), scene.up.revision());
+    restarts(&scene, seconds(20), |up| {
+        up.faults().compact(seen - 1);
+        up.delete_pod("t1", "gone");
+        up.create_pod("t1", "new");
+    })
+    .await;
+    assert!(scene.is_true());
+    assert_eq!((scene.said("mended"), scene.said("new_history")), (1, 0));
+    assert_eq!(scene.feed.reader.history(), history);
+}
+
 #[tokio::test(start_paused = true)]
 async fn list_after_storage_restore_starts_a_new_history() {
     let scene = Scene::of(upstream().pods(3)).await;
