@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
+
 use crate::cache::{FeedEndReason, OutOfOrderChange};
 use crate::upstream::UpstreamError;
 use crate::wire::WireError;
@@ -144,7 +146,8 @@ impl ReflectorStepError {
         self.error().map_or_else(|| self.to_string(), UpstreamError::summary)
     }
 
-    pub(super) fn retry_after(&self) -> Option<u64> {
-        self.error()?.retry_after_seconds()
+    /// Returns the delay that upstream requested before a retry; zero if none.
+    pub(super) fn retry_after(&self) -> Duration {
+        Duration::from_secs(self.error().and_then(UpstreamError::retry_after_seconds).unwrap_or_default())
     }
 }

@@ -439,8 +439,7 @@ impl Reflector {
         if let ReflectorStepError::FeedTerminated(_) = failure {
             return self.refusals.failed(Instant::now());
         }
-        let wait = self.backoff.failed(Instant::now());
-        failure.retry_after().map_or(wait, |seconds| Duration::from_secs(seconds.clamp(1, 30)))
+        self.backoff.refused(Instant::now(), failure.retry_after())
     }
 }
 

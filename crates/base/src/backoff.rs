@@ -78,6 +78,13 @@ impl Backoff {
         self.next = (self.next * 2).min(self.bounds.longest);
         wait.mul_f64(1.0 + random::f64()).min(self.bounds.longest)
     }
+
+    /// Records a failure after which the server requested a delay (`Retry-After`), of which at most 30 s count. Returns
+    /// the longer of [`failed`](Self::failed) and that delay with up to half of it as jitter, because a server requests
+    /// the same delay from all clients that it refuses at once.
+    pub fn refused(&mut self, now: Instant, requested: Duration) -> Duration {
+        self.failed(now).max(requested.min(Self::LONGEST).mul_f64(1.0 + random::f64() / 2.0))
+    }
 }
 
 #[cfg(test)]

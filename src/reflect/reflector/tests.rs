@@ -236,7 +236,7 @@ async fn clean_end_fails_only_an_immediately_closed_empty_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn backoff_grows_resets_after_a_live_stream_and_obeys_retry_after() {
+async fn backoff_grows_and_resets_after_a_live_stream() {
     let mut hands = hands();
     let broken = || ReflectorStepError::Upstream(UpstreamError::Timeout(Duration::from_secs(1)));
     let mut state = ReflectorState::Listed { at: BASE };
@@ -247,12 +247,27 @@ async fn backoff_grows_resets_after_a_live_stream_and_obeys_retry_after() {
     hands.reflector.was_accepted = true;
     assert!(hands.reflector.pause_after(&broken(), &mut state) < Duration::from_millis(300), "only once");
     assert_eq!(hands.reflector.pause_after(&broken(), &mut state), seconds(30));
-    for (requested, waited) in [(0, 1), (7, 7), (3_600, 30)] {
+}
+
+/// Thousands of proxies that lost their streams together receive the same `Retry-After`.
+#[tokio::test(start_paused = true)]
+async fn retry_after_is_the_least_delay_and_has_jitter() {
+    let refused = |requested| {
         let status = Status::too_many_requests("later", requested);
-        let refused = ReflectorStepError::Upstream(UpstreamError::Refused(Box::new(status)));
-        let wait = hands.reflector.pause_after(&refused, &mut state);
-        assert_eq!(wait, seconds(if requested == 0 { 30 } else { waited }), "{requested}");
+        ReflectorStepError::Upstream(UpstreamError::Refused(Box::new(status)))
+    };
+    let mut state = ReflectorState::Listed { at: BASE };
+    for (requested, least, longest) in [(0, 0, 2), (1, 1, 2), (7, 7, 11), (3_600, 30, 45)] {
+        let mut waits: Vec<_> =
+            (0..20).map(|_| hands().reflector.pause_after(&refused(requested), &mut state)).collect();
+        assert!(waits.iter().all(|wait| (seconds(least)..=seconds(longest)).contains(wait)), "{requested}: {waits:?}");
+        waits.sort();
+        waits.dedup();
+        assert!(waits.len() > 10, "{requested}: {waits:?}");
     }
+    let mut hands = hands();
+    let waits: Vec<_> = (0..10).map(|_| hands.reflector.pause_after(&refused(1), &mut state)).collect();
+    assert!(waits[2] >= seconds(3) && waits[9] == seconds(30), "it grows: {waits:?}");
 }
 
 /// An apiserver that has just started denies requests until its caches are filled. That costs seconds, however long the
