@@ -286,7 +286,7 @@ impl UpstreamClient {
         let ourselves = || HeaderValue::from_str(self.instance()).expect("hexadecimal digits");
         // A request on behalf of another proxy already names the proxies below.
         request.headers_mut().entry(HOPS).or_insert_with(ourselves);
-        request.headers_mut().extend(transport.credentials.headers().await?);
+        request.headers_mut().extend(transport.credentials.headers(self.tasks()).await?);
         Ok(request)
     }
 
@@ -366,7 +366,8 @@ impl UpstreamClient {
         transport.set_authority(&mut request)?;
         let is_own = matches!(identity, RequestIdentity::ProxyItself | RequestIdentity::User(_));
         if is_own {
-            set_proxy_credentials(request.headers_mut(), transport.credentials.headers().await?)?;
+            let credentials = transport.credentials.headers(self.tasks()).await?;
+            set_proxy_credentials(request.headers_mut(), credentials)?;
         }
         let counter = self.shared.costs.counter(UpstreamRequestCause::Forwarded, lane != ForwardPoolKind::Short);
         let flow = if request.body().is_end_stream() { None } else { identity.flow() };

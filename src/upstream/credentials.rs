@@ -1,13 +1,17 @@
 use std::future::ready;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use base64::Engine as _;
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, Shared};
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use kube_client::client::ConfigExt;
 use kube_client::config::{AuthInfo, Cluster, Kubeconfig};
-use tokio::time::Instant;
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -16,7 +20,7 @@ use super::secrecy::describe;
 use super::server_url::is_private;
 use super::{InMemoryUpstream, ServerUrl, UpstreamError};
 use crate::net::CertificateValidity;
-use base::{LogRateLimit, WatchedFile};
+use base::{BackgroundTasks, LogRateLimit, WallClock, WatchedFile};
 
 /// The source of the proxy's own credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,6 +124,10 @@ pub enum CredentialError {
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type CredentialHeaderService = BoxCloneSyncService<Request<String>, Response<String>, BoxError>;
+type CredentialRefresh = Shared<BoxFuture<'static, Result<HeaderMap, String>>>;
+
+/// The time that a request waits for new credentials. A refresh that takes longer continues for later requests.
+const REFRESH_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The settings and credentials that a request to upstream needs in addition to its own contents.
 #[derive(Clone)]
@@ -136,6 +144,9 @@ pub(super) struct UpstreamCredentials {
     /// The validity of the proxy's client certificate.
     pub(super) client_certificate: Option<CertificateValidity>,
     headers: CredentialHeaderService,
+    /// The refresh in progress, if there is one. All requests share it, and it outlives them: otherwise an exec plugin
+    /// that hangs would be started again for each request that gives up.
+    refresh: Arc<Mutex<Option<CredentialRefresh>>>,
     /// The `Authorization` header from a token file, if there is one; the same for all servers. kube-client would
     /// reread the file by the wall clock: after that is set back by an hour, it would continue with an expired token.
     pub(super) token: WatchedFile<Option<HeaderValue>>,
@@ -233,20 +244,18 @@ impl UpstreamCredentials {
             memory,
             client_certificate,
             headers,
+            refresh: Arc::default(),
             token,
             failures,
         })
     }
 
     /// Returns the headers that identify the proxy: the current token, refreshed when due, and configured extras.
-    pub(super) async fn headers(&self) -> Result<HeaderMap, UpstreamError> {
-        let response = self
-            .headers
-            .clone()
-            .oneshot(Request::new(String::new()))
-            .await
-            .map_err(|error| self.log_unavailable(&*error))?;
-        let mut headers = response.into_parts().0.headers;
+    /// `tasks` own a refresh that takes time.
+    pub(super) async fn headers(&self, tasks: &BackgroundTasks) -> Result<HeaderMap, UpstreamError> {
+        let refreshed = timeout(REFRESH_WAIT_MAX, self.refreshed(tasks)).await;
+        let late = |_| Err(format!("the exec plugin has not finished within {REFRESH_WAIT_MAX:?}"));
+        let mut headers = refreshed.unwrap_or_else(late).map_err(|why| self.log_unavailable(why))?;
         if let Some(token) = &*self.token.current() {
             headers.insert(AUTHORIZATION, token.clone());
         }
@@ -256,9 +265,28 @@ impl UpstreamCredentials {
         Ok(headers)
     }
 
+    /// Returns kube-client's headers, from the refresh in progress if there is one.
+    fn refreshed(&self, tasks: &BackgroundTasks) -> CredentialRefresh {
+        let mut pending = self.refresh.lock();
+        if let Some(refresh) = pending.as_ref().filter(|refresh| refresh.peek().is_none()) {
+            return refresh.clone();
+        }
+        let response = self.headers.clone().oneshot(Request::new(String::new()));
+        let headers = response.map(|response| match response {
+            Ok(response) => Ok(response.into_parts().0.headers),
+            Err(error) => Err(describe(&*error)),
+        });
+        let refresh = headers.boxed().shared();
+        // Usually the headers are at hand.
+        if refresh.clone().now_or_never().is_none() {
+            tasks.spawn("credential refresh", refresh.clone().map(drop));
+            *pending = Some(refresh.clone());
+        }
+        refresh
+    }
+
     /// Logs the reason that there are no credentials, at a limited rate; returns the error for the caller.
-    fn log_unavailable(&self, error: &(dyn std::error::Error + 'static)) -> UpstreamError {
-        let why = describe(error);
+    fn log_unavailable(&self, why: String) -> UpstreamError {
         if let Some(failures) = self.failures.failed(Instant::now()) {
             tracing::warn!(
                 error = %why, failures,
@@ -271,7 +299,7 @@ impl UpstreamCredentials {
     /// Returns the same address and server verification, without credentials of the proxy.
     pub(super) fn without_identity(&self) -> Self {
         let (headers, token) = (BoxCloneSyncService::new(echo()), WatchedFile::fixed(None));
-        Self { tls: self.anonymous_tls.clone(), headers, token, ..self.clone() }
+        Self { tls: self.anonymous_tls.clone(), headers, refresh: Arc::default(), token, ..self.clone() }
     }
 }
 
@@ -331,8 +359,39 @@ impl std::fmt::Debug for UpstreamCredentials {
 #[cfg(test)]
 mod tests {
     use metrics_exporter_prometheus::PrometheusBuilder;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::sync::Semaphore;
 
     use super::*;
+
+    /// An exec plugin that hangs must not be started again for each request that is cancelled or gives up.
+    #[tokio::test(start_paused = true)]
+    async fn cancelled_and_late_requests_share_one_refresh() {
+        let source = CredentialSource::Anonymous(Uri::from_static("http://up"));
+        let mut credentials = UpstreamCredentials::load(&source, &[], CredentialNames::OWN).expect("nothing to read").remove(0);
+        let (runs, ends, tasks) = (Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)), BackgroundTasks::new());
+        let (counter, end) = (runs.clone(), ends.clone());
+        credentials.headers = BoxCloneSyncService::new(service_fn(move |_: Request<String>| {
+            counter.fetch_add(1, Ordering::SeqCst);
+            let end = end.clone();
+            async move {
+                end.acquire().await.expect("it is open").forget();
+                Ok::<_, BoxError>(Response::new(String::new()))
+            }
+        }));
+        let cancelled = timeout(REFRESH_WAIT_MAX / 2, credentials.headers(&tasks)).await;
+        assert!(cancelled.is_err(), "it still waits");
+        for _ in 0..3 {
+            let late = credentials.headers(&tasks).await.expect_err("the refresh has not ended");
+            assert!(matches!(&late, UpstreamError::Credentials(why) if why.contains("has not finished")), "{late}");
+        }
+        for run in 1..=2 {
+            ends.add_permits(1);
+            credentials.headers(&tasks).await.expect("the refresh has ended");
+            assert_eq!(runs.load(Ordering::SeqCst), run);
+        }
+    }
 
     #[test]
     fn expiry_of_client_certificate_is_exported_until_it_is_removed() {

@@ -177,6 +177,7 @@ mod tests {
 
     use super::*;
     use crate::upstream::UpstreamEndpointsConfig;
+    use base::BackgroundTasks;
 
     fn rewritten(base: &'static str, requested: &'static str) -> String {
         let source = CredentialSource::Anonymous(Uri::from_static(base));
@@ -270,7 +271,9 @@ mod tests {
         write("one\n");
         let transports = load().expect("it is there");
         let reloading = tokio::spawn(transports.clone().reload_credentials(EVERY));
-        let header = async || transports.current().credentials.headers().await.expect("a token")[AUTHORIZATION].clone();
+        let tasks = BackgroundTasks::new();
+        let header =
+            async || transports.current().credentials.headers(&tasks).await.expect("a token")[AUTHORIZATION].clone();
         write("two");
         assert_eq!(header().await, "Bearer one");
         sleep(2 * EVERY).await;

@@ -104,6 +104,38 @@ async fn exec_plugin_output_appears_in_no_response_or_log() {
     assert_clean("the log", &log);
 }
 
+/// A plugin may wait for a network or a person forever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hanging_exec_plugin_runs_once_and_makes_feeds_stale() {
+    let up = demo::upstream().pods(1).run().await;
+    let plugin = Plugin::new(&up.url());
+    let (log, runs, hold) = (plugin.dir.join("log"), plugin.dir.join("runs"), plugin.dir.file("hold", ""));
+    let process = Process::traced(&log, &["--kubeconfig", plugin.kubeconfig()]).await;
+    let client = process.client();
+    let is_stale = async || {
+        let cached = client.get("/api/v1/pods?resourceVersion=0").await;
+        cached.is_cached() && cached.header("kube-fanout-stale-seconds").is_some()
+    };
+    eventually("the feed is live", || async {
+        client.get("/api/v1/pods").await.is_cached() && up.counts().watches_open.of("pods") == 1
+    })
+    .await;
+    let wait = format!("echo run >> {}; while [ -e {} ]; do sleep 0.1; done", runs.display(), hold.display());
+    plugin.does(&format!("{wait}; credential good 2020-01-01T00:00:00Z"));
+    // A request may share a run that began before.
+    eventually("the plugin hangs", || async { client.get(LOG).await.status == 503 }).await;
+    assert!(!is_stale().await, "its watch is open");
+    up.faults().end_watches();
+    eventually("the feed is stale", is_stale).await;
+    let refused = client.get(LOG).await;
+    assert_eq!(refused.status, 503, "{}", refused.text());
+    assert_eq!(fs::read_to_string(&runs).expect("it was run"), "run\n", "later requests wait for the same run");
+    let logged = fs::read_to_string(&log).expect("a log");
+    assert!(logged.contains("the exec plugin has not finished within 10s"), "the operator sees the problem");
+    fs::remove_file(&hold).expect("it is there");
+    eventually("the feed is live again", || async { !is_stale().await }).await;
+}
+
 #[test]
 fn start_failure_does_not_print_exec_plugin_output() {
     for (what, failure) in FAILURES {

@@ -237,6 +237,15 @@ impl FaultInjector {
         self.shared.faults.lists_held.send_replace(true);
     }
 
+    /// Holds the responses to new watches until [`FaultInjector::release_watches`].
+    pub fn hold_watches(&self) {
+        self.shared.faults.watches_held.send_replace(true);
+    }
+
+    pub fn release_watches(&self) {
+        self.shared.faults.watches_held.send_replace(false);
+    }
+
     /// Delays the response to each LIST until `writes` writes have happened since its state was taken. A LIST with a
     /// limit of 1 is not delayed.
     pub fn lists_outlast(&self, writes: u64) {

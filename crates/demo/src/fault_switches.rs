@@ -74,6 +74,7 @@ pub(crate) struct FaultSwitches {
     pub(super) hushed: watch::Sender<bool>,
     pub(super) stall: watch::Sender<WatchStall>,
     pub(super) answers: Mutex<VecDeque<ScriptedResponse>>,
+    pub(super) watches_held: watch::Sender<bool>,
     pub(super) lists_held: watch::Sender<bool>,
     pub(super) lists_waiting: watch::Sender<usize>,
     pub(super) lists_outlast: AtomicU64,
@@ -99,6 +100,7 @@ impl FaultSwitches {
             hushed: watch::Sender::new(false),
             stall: watch::Sender::default(),
             answers: Mutex::default(),
+            watches_held: watch::Sender::new(false),
             lists_held: watch::Sender::new(false),
             lists_waiting: watch::Sender::new(0),
             lists_outlast: AtomicU64::new(0),
@@ -179,6 +181,12 @@ impl FaultSwitches {
     /// Returns how many writes a LIST must wait for.
     pub(crate) fn writes_outlasted(&self) -> u64 {
         self.lists_outlast.load(Ordering::Relaxed)
+    }
+
+    /// Waits while watches are held.
+    pub(crate) async fn pass_watch_gate(&self) {
+        // The sender lives as long as `self`, so waiting cannot fail.
+        let _ = self.watches_held.subscribe().wait_for(|are_held| !*are_held).await;
     }
 
     /// Waits while LISTs are held. A LIST counts as waiting until it continues or its client disconnects.

@@ -1,10 +1,11 @@
 //! Opens and follows a stream, and acts on the findings of the tasks that run beside it.
 
 use std::iter::once;
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{ACCEPTED_AFTER, HistoryStart, Reflector, ReflectorState};
 use crate::cache::{FeedEndReason, FeedState, ObjectChange, ResumeMarker};
@@ -21,6 +22,8 @@ use kubeapi::ResourceVersion;
 
 /// The time within which a stream that ends cleanly and without an item counts as refused.
 const SHORT: Duration = Duration::from_secs(1);
+/// The time in which a new stream must follow one that ended cleanly, before the feed is stale.
+const RESUME_MAX: Duration = Duration::from_secs(1);
 /// The time in which a reopened stream should repeat the feed's newest change. After that, upstream's position is
 /// requested.
 const REPEATED_MAX: Duration = Duration::from_secs(1);
@@ -38,14 +41,22 @@ impl Reflector {
     /// Opens a stream that continues from `at`. With a resume marker, the stream starts right before that change, which
     /// the feed already has.
     pub(super) async fn resume(
-        &self,
+        &mut self,
         at: ResourceVersion,
     ) -> Result<(UpstreamWatchStream, Option<ResumeMarker>), (ReflectorStepError, Option<ResumeMarker>)> {
         let spec = &self.upstream.feed.spec;
         let resume_marker = self.continuity.resume_marker(&self.upstream.feed.reader);
         let from = resume_marker.as_ref().map_or(at, ResumeMarker::before);
         let path = spec.key.url(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}"));
-        match self.upstream.open(UpstreamRequestCause::Watch, &path, Some(at)).await {
+        let mut opening = pin!(self.upstream.open(UpstreamRequestCause::Watch, &path, Some(at)));
+        let opened = match timeout(RESUME_MAX, &mut opening).await {
+            Ok(opened) => opened,
+            Err(_) => {
+                self.writer.set_state(FeedState::Stale { since: Instant::now() });
+                opening.await
+            }
+        };
+        match opened {
             Ok(stream) => Ok((stream, resume_marker)),
             Err(error) => Err((classify(error), resume_marker)),
         }

@@ -26,6 +26,19 @@ async fn cleanly_ended_watch_resumes_at_once_without_a_list() {
     assert_eq!(scene.said("closed_at_once"), 0, "it is the ordinary end of a watch");
 }
 
+/// An ended watch is no failure, but without its successor nothing shows that the state is current.
+#[tokio::test(start_paused = true)]
+async fn feed_that_cannot_resume_within_a_second_is_stale() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    scene.up.faults().hold_watches();
+    scene.up.faults().end_watches();
+    let took = scene.until_state("held", |state| matches!(state, FeedState::Stale { .. })).await;
+    assert!((seconds(1)..=seconds(2)).contains(&took), "{took:?}");
+    scene.up.faults().release_watches();
+    scene.until_state("live", |state| state == FeedState::Live).await;
+    next_is_reported(&scene).await;
+}
+
 /// An apiserver that ends each watch right after it began is refusing us: that is a failure, with backoff.
 #[tokio::test(start_paused = true)]
 async fn watches_that_end_immediately_are_reopened_with_backoff() {
