@@ -82,6 +82,11 @@ impl FeedScope {
         if let Self::Namespace(namespace) = self { Some(namespace) } else { None }
     }
 
+    /// Whether the feed has a fixed field selector.
+    pub fn is_selected(&self) -> bool {
+        matches!(self, Self::Selected { .. })
+    }
+
     /// Returns the feed's fixed field selector as `field=value`.
     pub fn selector(&self) -> Option<String> {
         if let Self::Selected { field, value } = self { Some(format!("{field}={value}")) } else { None }

@@ -5,7 +5,8 @@
 //! every downstream watch ended because of that, the restart would reach the whole fleet. Therefore:
 //!
 //! 1. The 410 names the oldest version of the new window. The feed lists the state at *that* version and resumes the
-//!    watch after it, so all later history is upstream's own. Only the short gap before it remains.
+//!    watch after it, so all later history is upstream's own. Only the short gap before it remains. A feed with a field
+//!    selector lists the current state, because a past one would cost upstream a read of the whole collection.
 //! 2. An object whose version is the same on both sides did not change in the gap.
 //! 3. For an object that did, its versions in the gap are read one by one from the store
 //!    (`resourceVersionMatch=Exact`).

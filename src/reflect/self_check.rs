@@ -29,7 +29,6 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::cache::{FeedSnapshot, FeedState, FeedStateId};
-use crate::feeds::FeedScope;
 use crate::upstream::{UpstreamError, UpstreamRequestCause};
 use crate::wire::{FeedEncoding, ObjectRevision};
 use base::{Reloadable, random};
@@ -139,11 +138,7 @@ impl FeedSelfChecker {
 
     /// Whether the requests are cheap for upstream: without a watch cache, a selector makes it read all of its storage.
     fn is_cheap(&self) -> bool {
-        !self.is_selection() || self.upstream.feed.spec.key.gvr.has_watch_cache()
-    }
-
-    fn is_selection(&self) -> bool {
-        matches!(self.upstream.feed.spec.key.scope, FeedScope::Selected { .. })
+        !self.upstream.feed.spec.key.scope.is_selected() || self.upstream.feed.spec.key.gvr.has_watch_cache()
     }
 
     async fn round(&self, state_id: FeedStateId, progress: &mut SelfCheckState) {
@@ -181,7 +176,7 @@ impl FeedSelfChecker {
         state: &FeedSnapshot,
         progress: &mut SelfCheckState,
     ) -> Result<Option<ObjectDivergence>, UpstreamError> {
-        let mut candidates = if self.is_selection() {
+        let mut candidates = if self.upstream.feed.spec.key.scope.is_selected() {
             self.against_current(state_id, state, progress).await?
         } else {
             self.against_page(state_id, state, progress).await?

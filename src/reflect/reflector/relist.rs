@@ -30,8 +30,10 @@ impl Reflector {
             }
             _ => None,
         };
-        // If the gap cannot be mended, the current state is as good as an older one.
-        let window = window.filter(|_| self.is_recoverable());
+        // If the gap cannot be mended, the current state is as good as an older one. For a field selector it is better:
+        // upstream has an index of the current state only, and would read the whole collection at a past version.
+        let is_selected = self.upstream.feed.spec.key.scope.is_selected();
+        let window = window.filter(|_| self.is_recoverable() && !is_selected);
         match self.relists.next(window, Instant::now()) {
             RelistPlan::AtOnce(window) => (ReflectorState::Expired { at, window }, None),
             RelistPlan::NotBefore(rested) => {
@@ -114,7 +116,8 @@ impl Reflector {
         let differences = gap_recovery::differences(&known, list);
         // If the list has our own version, nothing can have changed, whatever the age of the gap.
         let is_recoverable = list.rv == at || self.is_recoverable();
-        if !is_recoverable || (!exact && !differences.is_empty()) {
+        let is_readable = exact || self.upstream.feed.spec.key.scope.is_selected();
+        if !is_recoverable || (!is_readable && !differences.is_empty()) {
             return Err(GapRecoveryError::Unknown);
         }
         differences.iter().for_each(|_| self.upstream.count_request(FeedRequestPurpose::PastObject));

@@ -152,6 +152,35 @@ async fn mended_gap_is_announced_by_a_bookmark() {
     assert_eq!((after.rv, after.bookmarks), (ResourceVersion(scene.up.revision()), before.bookmarks + 1));
 }
 
+/// Upstream has no index of a past version, so it would read all pods of the cluster for each node's proxy.
+#[tokio::test(start_paused = true)]
+async fn gap_of_a_field_selector_feed_is_mended_without_a_past_list() {
+    for (node, past_objects) in [("node-2", 0), ("node-1", 2)] {
+        let scope = FeedScope::Selected { field: "spec.nodeName".into(), value: "node-1".into() };
+        let spec = FeedSpec::like_pods(FeedKey { scope, ..spec().key });
+        let up = upstream().pods(3).in_memory();
+        up.put_pod(&demo::Pod::new("t1", "ours").node("node-1"));
+        let reflect = ReflectConfig { self_check: None, ..ReflectConfig::default() };
+        let scene = Scene::following(&spec, up, CacheConfig::default(), reflect, None).serving().await;
+        let (history, before) = (scene.feed.reader.history(), scene.feed.reader.snapshot().len());
+        restarts(&scene, seconds(20), |up| {
+            for _ in 0..2 {
+                up.put_pod(&demo::Pod::new("t1", "new").node(node));
+            }
+        })
+        .await;
+        assert_eq!((scene.said("mended"), scene.said("new_history")), (1, 0), "{node}");
+        assert_eq!(scene.feed.reader.history(), history, "{node}");
+        let new = usize::from(node == "node-1");
+        assert_eq!(scene.feed.reader.snapshot().len(), before + new, "{node}");
+        let requests = scene.up.requests();
+        let queries: Vec<_> = requests.iter().filter_map(|request| request.uri.query()).collect();
+        let exact: Vec<_> = queries.iter().filter(|query| query.contains("resourceVersionMatch=Exact")).collect();
+        assert!(exact.iter().all(|query| query.contains("metadata.name")), "{node}: {exact:?}");
+        assert_eq!(exact.len(), past_objects, "{node}: {exact:?}");
+    }
+}
+
 /// The second restart is not attributed to the list after the first one, although no item came in between.
 #[tokio::test(start_paused = true)]
 async fn two_quick_upstream_restarts_end_no_quiet_watch() {
