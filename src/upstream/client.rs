@@ -244,6 +244,7 @@ impl UpstreamClient {
         let response =
             timeout(RESPONSE_TIMEOUT, responding).await.map_err(|_| UpstreamError::Timeout(RESPONSE_TIMEOUT))??;
         self.record_response();
+        self.shared.transports.record_status(response.status().as_u16());
         self.shared.strict_transport.update(response.headers());
         if response.status().is_success() {
             return Ok(response);
@@ -380,7 +381,12 @@ impl UpstreamClient {
                 ForwardPoolKind::Tunnel => transport.tunnels.send(outgoing).await,
             }
         });
-        self.endpoints().watch_response(transport.credentials.endpoint, UpstreamRequestOrigin::Caller, sending).await
+        let endpoint = transport.credentials.endpoint;
+        let response = self.endpoints().watch_response(endpoint, UpstreamRequestOrigin::Caller, sending).await?;
+        if is_own {
+            self.shared.transports.record_status(response.status().as_u16());
+        }
+        Ok(response)
     }
 
     pub(super) fn record_response(&self) {

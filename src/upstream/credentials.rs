@@ -150,6 +150,8 @@ pub(super) struct UpstreamCredentials {
     /// The `Authorization` header from a token file, if there is one; the same for all servers. kube-client would
     /// reread the file by the wall clock: after that is set back by an hour, it would continue with an expired token.
     pub(super) token: WatchedFile<Option<HeaderValue>>,
+    /// Whether an exec plugin provides the credentials.
+    pub(super) has_plugin: bool,
     /// Limits the rate at which missing credentials are logged; otherwise every request would log a line.
     failures: Arc<LogRateLimit>,
 }
@@ -222,7 +224,8 @@ impl UpstreamCredentials {
         // plugins) wrap it and add theirs.
         let extra = config.extra_headers_layer().map_err(invalid)?;
         let token = token_file(&config.auth_info, names)?;
-        if config.auth_info.exec.is_some() {
+        let has_plugin = config.auth_info.exec.is_some();
+        if has_plugin {
             // A plugin that hangs ends nothing, so the log must show what is waited for.
             tracing::info!(server = %config.cluster_url, "running the exec plugin of the kubeconfig");
         }
@@ -246,6 +249,7 @@ impl UpstreamCredentials {
             headers,
             refresh: Arc::default(),
             token,
+            has_plugin,
             failures,
         })
     }
@@ -358,9 +362,9 @@ impl std::fmt::Debug for UpstreamCredentials {
 
 #[cfg(test)]
 mod tests {
-    use metrics_exporter_prometheus::PrometheusBuilder;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use metrics_exporter_prometheus::PrometheusBuilder;
     use tokio::sync::Semaphore;
 
     use super::*;

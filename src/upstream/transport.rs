@@ -1,9 +1,10 @@
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http::uri::PathAndQuery;
 use http::{Request, Uri};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::caller_pools::CallerConnectionPools;
 use super::credentials::UpstreamCredentials;
@@ -38,7 +39,12 @@ pub(super) struct UpstreamTransport {
 pub(super) struct UpstreamTransports {
     transports: WatchedFile<UpstreamTransportSet>,
     pub(super) endpoints: UpstreamEndpoints,
+    /// Whether upstream has rejected the credentials since they were last checked.
+    are_rejected: Arc<AtomicBool>,
 }
+
+/// The minimum time between two reloads of an exec plugin's credential because upstream rejected it.
+const REJECTED_REST: Duration = Duration::from_secs(60);
 
 /// The transports of all upstream servers, one per server and at least one.
 type UpstreamTransportSet = Vec<Arc<UpstreamTransport>>;
@@ -64,7 +70,7 @@ impl UpstreamTransports {
         if source.files().is_empty() {
             let transports =
                 WatchedFile::fixed(transports(UpstreamCredentials::load(source, endpoints.servers(), names)?)?);
-            return Ok(Self { transports, endpoints });
+            return Ok(Self { transports, endpoints, are_rejected: Arc::default() });
         }
         let (listed, read, upstream) = (source.clone(), source.clone(), OnceLock::new());
         let servers = endpoints.clone();
@@ -79,7 +85,7 @@ impl UpstreamTransports {
             FileLoadError::Content(error) => error,
             unreadable @ FileLoadError::File { .. } => CredentialError::Invalid(unreadable.to_string()),
         })?;
-        Ok(Self { transports, endpoints })
+        Ok(Self { transports, endpoints, are_rejected: Arc::default() })
     }
 
     /// Returns the transport to the server in use.
@@ -96,9 +102,25 @@ impl UpstreamTransports {
         UpstreamCredentialChanges(self.transports.clone())
     }
 
+    /// Records the status of a response to a request with the proxy's credentials. After a 401, an exec plugin runs
+    /// again: its certificate, or a token without an expirationTimestamp, may have expired.
+    pub(super) fn record_status(&self, code: u16) {
+        if code == 401 {
+            self.are_rejected.store(true, Ordering::Relaxed);
+        }
+    }
+
     pub(super) async fn reload_credentials(self, every: Duration) {
+        let mut last = None::<Instant>;
         loop {
             sleep(every).await;
+            let is_due =
+                self.current().credentials.has_plugin && last.is_none_or(|last| last.elapsed() >= REJECTED_REST);
+            if is_due && self.are_rejected.swap(false, Ordering::Relaxed) {
+                tracing::info!("upstream rejected the proxy's credentials; running the exec plugin again");
+                self.transports.expire();
+                last = Some(Instant::now());
+            }
             self.check_files().await;
         }
     }

@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use demo::RequestKind;
 use http::Method;
 use rustix::process::{Resource, getrlimit};
 
@@ -134,6 +135,26 @@ async fn hanging_exec_plugin_runs_once_and_makes_feeds_stale() {
     assert!(logged.contains("the exec plugin has not finished within 10s"), "the operator sees the problem");
     fs::remove_file(&hold).expect("it is there");
     eventually("the feed is live again", || async { !is_stale().await }).await;
+}
+
+/// The credential has no expirationTimestamp, so only upstream knows when it ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exec_plugin_runs_again_after_upstream_returns_401() {
+    let up = demo::upstream().pods(1).run().await;
+    let plugin = Plugin::new(&up.url());
+    let runs = plugin.dir.join("runs");
+    let credential =
+        r#"{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "good"}}"#;
+    plugin.does(&format!("echo run >> {}; echo '{credential}'", runs.display()));
+    let process = Process::traced(&plugin.dir.join("log"), &["--kubeconfig", plugin.kubeconfig()]).await;
+    let client = process.client();
+    let count = || fs::read_to_string(&runs).expect("it was run").lines().count();
+    assert_eq!(client.get("/version").await.status, 200);
+    let before = count();
+    up.faults().answer(RequestKind::Any, 1, 401, None);
+    client.get("/version").await;
+    eventually("it is run again", || async { count() > before }).await;
+    eventually("it is good again", || async { client.get("/version").await.status == 200 }).await;
 }
 
 #[test]

@@ -115,6 +115,14 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
         self.origin.as_ref()?.last_load.lock().last_error.clone()
     }
 
+    /// Makes the next check load the files even if they have not changed, because the value depends on more than them.
+    pub fn expire(&self) {
+        if let Some(origin) = &self.origin {
+            let fingerprint = &mut origin.last_load.lock().fingerprint;
+            *fingerprint = !*fingerprint;
+        }
+    }
+
     /// Checks the files periodically, forever. It must be spawned once, whatever the number of clones.
     pub async fn watch(self, every: Duration) {
         while self.origin.is_some() {

@@ -48,6 +48,20 @@ fn unusable_file_at_startup_returns_an_error() {
     assert_eq!(error(vec![good, half]), "\"1\" is not whole");
 }
 
+/// A value that a program returned may have ended although the file that names the program is the same.
+#[tokio::test]
+async fn expired_value_is_loaded_again_from_unchanged_files() {
+    let dir = Dir::new();
+    let mut sum = load(vec![dir.file("one", "1.")]);
+    sum.expire();
+    assert!(!sum.value.has_changed().unwrap(), "only a check loads it");
+    for is_loaded in [true, false] {
+        sum.check_now().await;
+        assert_eq!(sum.value.has_changed().unwrap(), is_loaded);
+        sum.value.mark_unchanged();
+    }
+}
+
 #[tokio::test]
 async fn rewritten_file_is_reloaded() {
     let dir = Dir::new();
