@@ -47,8 +47,10 @@ pub enum FaultKind {
     Restart,
     /// Upstream forgets its watch window, and cuts its watches.
     ForgetWindow,
-    /// The storage is compacted.
-    Compact,
+    /// The storage is compacted, except for its last versions.
+    Compact {
+        kept: usize,
+    },
     /// Requests are refused.
     RefuseRequests {
         of_watches: bool,
@@ -140,7 +142,7 @@ impl FaultKind {
             10 => Self::Down,
             11 | 12 => Self::Restart,
             13 => Self::ForgetWindow,
-            14 => Self::Compact,
+            14 => Self::Compact { kept: bytes },
             15 => Self::RefuseRequests { of_watches, code, times },
             16 => Self::HoldLists,
             17 => Self::Bookmark,
@@ -165,7 +167,7 @@ impl FaultKind {
         match self {
             Self::Restart
             | Self::ForgetWindow
-            | Self::Compact
+            | Self::Compact { .. }
             | Self::HushWatches
             | Self::StallWatches { .. }
             | Self::HoldUpstream
@@ -224,8 +226,8 @@ impl FaultKind {
                 faults.forget_window();
                 faults.reset_watches();
             }
-            Self::Compact => {
-                faults.compact(on.up.revision());
+            Self::Compact { kept } => {
+                faults.compact(on.up.revision().saturating_sub(kept as u64));
                 faults.reset_watches();
             }
             Self::RefuseRequests { of_watches, code, times } => {

@@ -199,8 +199,9 @@ impl Simulation {
             match act {
                 Act::Break(kind) => {
                     let from_ns = now_ns();
-                    if kind == FaultKind::Compact {
-                        let compacted = CompactionRecord { version: self.up.revision(), at_ns: from_ns };
+                    if let FaultKind::Compact { kept } = kind {
+                        let version = self.up.revision().saturating_sub(kept as u64);
+                        let compacted = CompactionRecord { version, at_ns: from_ns };
                         self.clientele.put(&HistoryRecord::Compacted(compacted));
                     }
                     kind.begin(&on).await;
