@@ -20,7 +20,7 @@ use super::secrecy::describe;
 use super::server_url::is_private;
 use super::{InMemoryUpstream, ServerUrl, UpstreamError};
 use crate::net::CertificateValidity;
-use base::{BackgroundTasks, LogRateLimit, WallClock, WatchedFile};
+use base::{BackgroundTasks, LogRateLimit, WatchedFile};
 
 /// The source of the proxy's own credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -373,7 +373,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn cancelled_and_late_requests_share_one_refresh() {
         let source = CredentialSource::Anonymous(Uri::from_static("http://up"));
-        let mut credentials = UpstreamCredentials::load(&source, &[], CredentialNames::OWN).expect("nothing to read").remove(0);
+        let mut credentials =
+            UpstreamCredentials::load(&source, &[], CredentialNames::OWN).expect("nothing to read").remove(0);
         let (runs, ends, tasks) = (Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)), BackgroundTasks::new());
         let (counter, end) = (runs.clone(), ends.clone());
         credentials.headers = BoxCloneSyncService::new(service_fn(move |_: Request<String>| {
