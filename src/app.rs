@@ -85,7 +85,7 @@ pub enum StartError {
     Write { path: std::path::PathBuf, source: io::Error },
     #[error("cannot open the audit log: {0}")]
     Audit(io::Error),
-    #[error("cannot start a thread: {0}")]
+    #[error("cannot start a thread or its runtime: {0}")]
     Threads(io::Error),
     #[error("cannot use the certificate authorities: {0}")]
     Authorities(String),

@@ -179,7 +179,7 @@ impl ReadableNamespaces {
         self.decision(namespace).unwrap_or(NamespaceAccess::Denied)
     }
 
-    /// Whether single objects are readable in a namespace.
+    /// Whether there is a namespace in which only named objects are readable.
     pub fn has_names(&self) -> bool {
         self.decisions.has_names()
     }

@@ -119,7 +119,7 @@ impl NamespaceDecisions {
         self.decisions.borrow().get(namespace).cloned()
     }
 
-    /// Whether single objects are readable in a namespace.
+    /// Whether there is a namespace in which only named objects are readable.
     pub(super) fn has_names(&self) -> bool {
         self.name_count.load(Ordering::Relaxed) > 0
     }

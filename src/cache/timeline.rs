@@ -49,7 +49,7 @@ pub struct ObjectChange {
 /// A change that contradicts the known state: it is older than a version that upstream has confirmed, and is not a
 /// duplicate. The stream that delivered it cannot be trusted (R-UPSTREAM-8, R-UPSTREAM-10).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("event out of order: {key} at resourceVersion {rv}, but everything up to {progress} was already received")]
+#[error("upstream sent {key} at resourceVersion {rv} after all events up to {progress}")]
 pub struct OutOfOrderChange {
     pub key: ObjectKey,
     pub rv: ResourceVersion,

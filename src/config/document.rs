@@ -54,7 +54,7 @@ pub(super) fn read<T: DeserializeOwned + Default>(mut root: Value, problems: &mu
     }
 }
 
-/// Replaces the values of `below` that `above` has too.
+/// Merges `above` into `below`. Objects merge key by key, and other values of `above` replace those of `below`.
 fn laid_over(below: Value, above: &Value) -> Value {
     match (below, above) {
         (Value::Object(mut entries), Value::Object(above)) => {

@@ -18,7 +18,7 @@ use crate::wire::{Representation, TableColumns};
 use base::AbortSignal;
 use kubeapi::ResourceVersion;
 
-/// A running feed as its readers see it.
+/// One list-watch of upstream with its cache, shared by all readers of the resource.
 #[derive(Debug)]
 pub struct Feed {
     pub spec: FeedSpec,

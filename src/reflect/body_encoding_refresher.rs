@@ -159,7 +159,7 @@ impl BodyEncodingRefresher {
             return Ok(());
         }
         let took = began.elapsed();
-        tracing::info!(feed = %key, changed, objects = of, ?took, "objects refreshed for another upstream version");
+        tracing::info!(feed = %key, changed, objects = of, ?took, "objects encoded again by another release of upstream");
         self.upstream.body_encoders.renewed(listed.servers);
         Ok(())
     }

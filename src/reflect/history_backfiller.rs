@@ -98,10 +98,10 @@ impl HistoryBackfiller {
         let feed = &self.upstream.feed.spec.key;
         match (request, outcome.as_str()) {
             (BackfillRequest::Events(rv), "extended") => {
-                tracing::info!(%feed, %rv, "history extended backwards for a resuming client");
+                tracing::info!(%feed, from_rv = %rv, "history extended backwards for a resuming client");
             }
             (BackfillRequest::Events(rv), outcome) => {
-                tracing::info!(%feed, %rv, outcome, "history not extended for a resuming client");
+                tracing::info!(%feed, from_rv = %rv, outcome, "history not extended for a resuming client");
             }
             (BackfillRequest::Before(rv), outcome) => {
                 tracing::info!(

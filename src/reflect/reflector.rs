@@ -184,7 +184,7 @@ impl Reflector {
         if let ReflectorStepError::Stream(WatchStreamEnd::Closed) = failure {
             tracing::info!(
                 feed = %feed.spec.key, error = %failure, phase, retry_in = ?wait,
-                "cannot list or watch upstream; retrying"
+                "upstream closed the watch; opening another"
             );
         } else if let Some(failures) = self.interruptions.failed(Instant::now()) {
             let (feed, error) = (&feed.spec.key, failure);
@@ -202,7 +202,7 @@ impl Reflector {
         if std::mem::take(&mut self.is_interrupted)
             && let FeedState::Stale { since } = feed.reader.state()
         {
-            tracing::info!(feed = %feed.spec.key, stale = ?since.elapsed(), "upstream watch resumed");
+            tracing::info!(feed = %feed.spec.key, stale = ?since.elapsed(), "feed live again");
         }
         self.writer.set_state(FeedState::Live);
     }

@@ -46,7 +46,7 @@ async fn start_and_end_of_an_outage_are_logged() {
     has_state("live").await;
     process.signal("TERM");
     let log = process.ended().await.stderr;
-    for line in ["cannot list or watch upstream; retrying feed=pods.v1", "upstream watch resumed feed=pods.v1"] {
+    for line in ["cannot list or watch upstream; retrying feed=pods.v1", "feed live again feed=pods.v1"] {
         assert_eq!(log.matches(line).count(), 1, "{line}: {log}");
     }
 }
