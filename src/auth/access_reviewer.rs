@@ -200,7 +200,7 @@ impl AccessReviewer {
     pub(super) async fn remove_affected(&self, affected: &AffectedUsers) {
         match affected {
             AffectedUsers::Everyone => self.decisions.clear(),
-            AffectedUsers::Only(_) => {
+            AffectedUsers::Only(..) => {
                 self.decisions.remove_if(|cached| affected.contains(&cached.user, &cached.namespace)).await;
             }
         }

@@ -187,6 +187,7 @@ impl PolicyRecheckRounds {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::sync::Arc;
 
     use tokio::time::{sleep, timeout};
@@ -199,7 +200,7 @@ mod tests {
     fn change(user: usize) -> AffectedUsers {
         let mut subjects = BySubject::default();
         subjects.add(PolicySubject::User(user.to_string()), &AffectedNamespaces::Everywhere);
-        AffectedUsers::from_subjects(subjects)
+        AffectedUsers::Only(subjects, BTreeSet::new())
     }
 
     fn touches(affected: &AffectedUsers, user: usize) -> bool {

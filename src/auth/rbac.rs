@@ -19,7 +19,7 @@ use serde::{Deserialize, Deserializer};
 
 pub use affected_users::{AffectedNamespaces, AffectedUsers};
 pub use policy::{ObjectNames, RbacGrant, RbacObjectKey, RbacPolicy};
-use rule::PolicyRule;
+use rule::PolicyRules;
 pub use subjects::BySubject;
 #[cfg(test)]
 pub(super) use subjects::PolicySubject;
@@ -52,8 +52,7 @@ impl RbacEvent {
 #[serde(default)]
 struct RbacObject {
     metadata: RbacObjectMeta,
-    #[serde(deserialize_with = "null_as_default")]
-    rules: Vec<PolicyRule>,
+    rules: PolicyRules,
     #[serde(rename = "roleRef")]
     role: RbacRoleRef,
     #[serde(deserialize_with = "null_as_default")]
@@ -76,7 +75,7 @@ struct RbacRoleRef {
     name: String,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, PartialEq, Eq, Deserialize)]
 struct RbacSubject {
     kind: String,
     name: String,

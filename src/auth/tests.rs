@@ -11,6 +11,7 @@ mod stub;
 mod tokens;
 mod verified_tokens;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -84,7 +85,7 @@ fn named(count: usize) -> Vec<String> {
 fn change(user: &str, namespace: &str) -> AffectedUsers {
     let mut subjects = BySubject::default();
     subjects.add(PolicySubject::User(user.to_owned()), &AffectedNamespaces::new(namespace));
-    AffectedUsers::from_subjects(subjects)
+    AffectedUsers::Only(subjects, BTreeSet::new())
 }
 
 fn seconds(count: u64) -> Duration {

@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::affected_users::{AffectedNamespaces, AffectedUsers};
-use super::rule::{RULES_MAX, RequestedAccess, RoleRules};
+use super::rule::{PolicyRules, RULES_MAX, RequestedAccess, RoleRules};
 use super::subjects::{BySubject, PolicySubject};
 use super::{RbacEvent, RbacKind, RbacObject, RbacObjectMeta, RbacRoleRef, RbacSubject};
 use kubeapi::{AccessAttributes, ObjectKey, User, go_quote};
@@ -18,7 +18,7 @@ use kubeapi::{AccessAttributes, ObjectKey, User, go_quote};
 /// makes from the same objects, or nothing.
 #[derive(Debug, Default)]
 pub struct RbacPolicy {
-    /// Whether nothing is decided. Then neither rules nor an index of subjects are kept.
+    /// Whether nothing is decided. Then neither rules nor an index of subjects are kept, but the digests of rules.
     changes_only: bool,
     roles: HashMap<RbacObjectKey, Role>,
     bindings: HashMap<RbacObjectKey, Arc<RbacBinding>>,
@@ -53,6 +53,8 @@ pub struct RbacObjectKey {
 struct Role {
     version: String,
     rules: RoleRules,
+    /// The digest of the rules, by which a change of them is found without keeping them.
+    digest: [u8; 32],
 }
 
 #[derive(Debug)]
@@ -101,26 +103,29 @@ impl RbacPolicy {
         let RbacEvent { kind: event, object } = change;
         let key = RbacObjectKey::new(kind, &object.metadata);
         let object = (event != "DELETED").then_some(object);
-        let mut subjects = BySubject::default();
-        if kind.is_binding() {
-            self.remove_binding(&key).iter().for_each(|before| before.add_to(&mut subjects));
-            if let Some(object) = object {
-                let after = RbacBinding::new(key, object);
-                after.add_to(&mut subjects);
-                self.insert_binding(after);
-            }
+        let scope = AffectedNamespaces::new(&key.namespace);
+        // If an object could not be read, it may have been this one. Then its last state is not known.
+        let is_certain = !self.kinds[kind as usize].is_incomplete;
+        let affected = if kind.is_binding() {
+            let before = self.remove_binding(&key);
+            let after = object.map(|object| Arc::new(RbacBinding::new(key, object)));
+            after.iter().for_each(|after| self.insert_binding(after.clone()));
+            let is_same = before.as_ref().zip(after.as_ref()).is_some_and(|(before, after)| before.grants_as(after));
+            (!is_same || !is_certain).then(|| affected_by(&scope, before.iter().chain(&after)))
         } else {
-            self.by_role.get(&key).into_iter().flatten().for_each(|bound| bound.add_to(&mut subjects));
-            self.remove_role(&key);
-            if let Some(RbacObject { metadata, rules, .. }) = object.filter(|_| !self.changes_only) {
-                self.insert_role(key, Role { version: metadata.version, rules: RoleRules::new(rules) });
-            }
-        }
+            let before = self.remove_role(&key);
+            let after = object.map(|object| Role::new(object, self.changes_only));
+            let is_same = before.zip(after.as_ref()).is_some_and(|(before, after)| before.digest == after.digest);
+            after.into_iter().for_each(|after| self.insert_role(key.clone(), after));
+            let bindings = self.by_role.get(&key).into_iter().flatten();
+            (!is_same || !is_certain).then(|| affected_by(&scope, bindings))
+        };
+        let affected = affected?;
         let is_too_large = |kind: RbacKind| kind.is_binding() && self.kinds[kind as usize].is_too_large;
         if RbacKind::ALL.into_iter().any(is_too_large) {
             return Some(AffectedUsers::Everyone);
         }
-        if subjects.is_empty() { None } else { Some(AffectedUsers::from_subjects(subjects)) }
+        Some(affected).filter(|affected| !affected.is_none())
     }
 
     /// Removes all objects of a kind, because changes may have been missed. Nothing is decided until the kind is loaded.
@@ -234,17 +239,16 @@ impl RbacPolicy {
         }
     }
 
-    fn remove_role(&mut self, key: &RbacObjectKey) {
-        if let Some(before) = self.roles.remove(key) {
-            self.kinds[key.kind as usize].bytes -= before.len_bytes();
-        }
+    fn remove_role(&mut self, key: &RbacObjectKey) -> Option<Role> {
+        let before = self.roles.remove(key)?;
+        self.kinds[key.kind as usize].bytes -= before.len_bytes();
+        Some(before)
     }
 
-    fn insert_binding(&mut self, binding: RbacBinding) {
+    fn insert_binding(&mut self, binding: Arc<RbacBinding>) {
         if !self.charge(binding.key.kind, binding.len_bytes()) {
             return;
         }
-        let binding = Arc::new(binding);
         if let Some(role) = &binding.role {
             self.by_role.entry(role.clone()).or_default().push(binding.clone());
         }
@@ -314,6 +318,11 @@ impl RbacPolicy {
 }
 
 impl Role {
+    fn new(RbacObject { metadata, rules: PolicyRules { rules, digest }, .. }: RbacObject, changes_only: bool) -> Self {
+        let rules = if changes_only { RoleRules::default() } else { rules };
+        Self { version: metadata.version, rules, digest }
+    }
+
     fn len_bytes(&self) -> usize {
         OBJECT_BYTES + self.rules.len_bytes()
     }
@@ -325,14 +334,12 @@ impl RbacBinding {
         Self { key, version: metadata.version, role, subjects }
     }
 
-    /// Adds the subjects, whose permissions may have changed where the binding applies.
-    fn add_to(&self, affected: &mut BySubject<AffectedNamespaces>) {
-        // A binding in a namespace grants nothing outside it, whatever its role is.
-        let namespaces = AffectedNamespaces::new(&self.key.namespace);
-        self.subjects().for_each(|subject| affected.add(subject, &namespaces));
+    /// Whether another version of the binding has the same role and subjects.
+    fn grants_as(&self, other: &Self) -> bool {
+        (&self.role, &self.subjects) == (&other.role, &other.subjects)
     }
 
-    fn subjects(&self) -> impl Iterator<Item = PolicySubject> {
+    fn subjects(&self) -> impl ExactSizeIterator<Item = PolicySubject> {
         self.subjects.iter().map(|subject| subject.indexed(&self.key.namespace))
     }
 
@@ -392,6 +399,16 @@ impl RbacSubject {
             None => PolicySubject::User(self.name.clone()),
         }
     }
+}
+
+/// Returns the users whom a change of an object in the scope `changed` affects: the subjects of these bindings. A binding
+/// in a namespace grants nothing outside it, whatever its role is.
+fn affected_by<'a>(
+    changed: &AffectedNamespaces,
+    bindings: impl Iterator<Item = &'a Arc<RbacBinding>>,
+) -> AffectedUsers {
+    let scoped = |binding: &'a Arc<RbacBinding>| (AffectedNamespaces::new(&binding.key.namespace), binding.subjects());
+    AffectedUsers::by_bindings(changed, bindings.map(scoped))
 }
 
 fn remove_from<K>(entry: Entry<'_, K, Vec<Arc<RbacBinding>>>, binding: &Arc<RbacBinding>) {

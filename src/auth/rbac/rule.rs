@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use serde::Deserialize;
 
 use super::null_as_default;
+use crate::auth::sha256::sha256_of;
 use kubeapi::{AccessAttributes, AccessTarget, ResourceAccessAttributes};
 
 /// A rule of a role: it allows what matches all of its lists. In [`RoleRules`], the lists are sorted.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Hash, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct PolicyRule {
     #[serde(deserialize_with = "null_as_default")]
@@ -24,8 +25,16 @@ pub(super) struct PolicyRule {
     non_resource_urls: Vec<String>,
 }
 
+/// The rules of a role as its JSON has them, with their digest.
+#[derive(Debug, Default, Deserialize)]
+#[serde(from = "Option<Vec<PolicyRule>>")]
+pub(super) struct PolicyRules {
+    pub(super) rules: RoleRules,
+    pub(super) digest: [u8; 32],
+}
+
 /// The rules of a role, by the resources that they name.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct RoleRules {
     rules: Vec<PolicyRule>,
     by_resource: HashMap<String, Vec<usize>>,
@@ -59,8 +68,15 @@ impl<'a> RequestedAccess<'a> {
     }
 }
 
+impl From<Option<Vec<PolicyRule>>> for PolicyRules {
+    fn from(rules: Option<Vec<PolicyRule>>) -> Self {
+        let rules = rules.unwrap_or_default();
+        Self { digest: sha256_of(&rules), rules: RoleRules::new(rules) }
+    }
+}
+
 impl RoleRules {
-    pub(super) fn new(mut rules: Vec<PolicyRule>) -> Self {
+    fn new(mut rules: Vec<PolicyRule>) -> Self {
         let mut by_resource: HashMap<_, Vec<_>> = HashMap::new();
         for (at, rule) in rules.iter_mut().enumerate() {
             for list in [&mut rule.verbs, &mut rule.api_groups, &mut rule.resource_names] {

@@ -1,5 +1,6 @@
 //! Tests of [`RbacPolicy`]: one for each rule of the apiserver's authorizer.
 
+mod affected;
 mod knowledge;
 mod naive;
 mod names;
@@ -16,7 +17,7 @@ fn change(event: &str, object: &Value) -> RbacEvent {
 }
 
 fn named(affected: Option<AffectedUsers>) -> Vec<String> {
-    let Some(AffectedUsers::Only(subjects)) = affected else { return Vec::new() };
+    let Some(AffectedUsers::Only(subjects, _)) = affected else { return Vec::new() };
     let groups = subjects.groups.keys().map(|group| format!("group {group}"));
     let mut names: Vec<_> = subjects.users.keys().cloned().chain(groups).collect();
     names.sort();
@@ -30,25 +31,25 @@ fn binding_change_affects_old_and_new_subjects() {
         let role = json!({"kind": role, "name": "r"});
         json!({"metadata": {"name": name, "namespace": "t1"}, "roleRef": role, "subjects": subjects})
     };
-    let role = || json!({"metadata": {"name": "r", "namespace": "t1"}});
-    let cluster_role = || json!({"metadata": {"name": "r"}});
+    let role = |verb: &str| json!({"metadata": {"name": "r", "namespace": "t1"}, "rules": [{"verbs": [verb]}]});
+    let cluster_role = |verb: &str| json!({"metadata": {"name": "r"}, "rules": [{"verbs": [verb]}]});
     let ada = json!([{"kind": "User", "name": "ada"}]);
     let others = json!([{"kind": "Group", "name": "dev"}, {"kind": "ServiceAccount", "name": "sa"},
         {"kind": "ServiceAccount", "name": "sa", "namespace": "t2"}]);
     let all = ["group dev", "system:serviceaccount:t1:sa", "system:serviceaccount:t2:sa"];
 
-    assert_eq!(named(policy.apply(Role, change("ADDED", &role()))), [""; 0], "bound to no user");
+    assert_eq!(named(policy.apply(Role, change("ADDED", &role("v1")))), [""; 0], "bound to no user");
     let first = change("ADDED", &binding("a", "Role", ada));
     assert_eq!(named(policy.apply(RoleBinding, first)), ["ada"]);
-    assert_eq!(named(policy.apply(Role, change("MODIFIED", &role()))), ["ada"]);
-    assert_eq!(named(policy.apply(ClusterRole, change("MODIFIED", &cluster_role()))), [""; 0], "of the same name");
+    assert_eq!(named(policy.apply(Role, change("MODIFIED", &role("v2")))), ["ada"]);
+    assert_eq!(named(policy.apply(ClusterRole, change("MODIFIED", &cluster_role("v3")))), [""; 0], "of the same name");
     let second = change("MODIFIED", &binding("a", "ClusterRole", others));
     assert_eq!(named(policy.apply(RoleBinding, second)), ["ada", all[0], all[1], all[2]]);
-    assert_eq!(named(policy.apply(Role, change("DELETED", &role()))), [""; 0]);
-    assert_eq!(named(policy.apply(ClusterRole, change("DELETED", &cluster_role()))), all);
+    assert_eq!(named(policy.apply(Role, change("DELETED", &role("v4")))), [""; 0]);
+    assert_eq!(named(policy.apply(ClusterRole, change("DELETED", &cluster_role("v5")))), all);
     let last = change("DELETED", &binding("a", "ClusterRole", json!([])));
     assert_eq!(named(policy.apply(RoleBinding, last)), all);
-    assert_eq!(named(policy.apply(ClusterRole, change("ADDED", &cluster_role()))), [""; 0]);
+    assert_eq!(named(policy.apply(ClusterRole, change("ADDED", &cluster_role("v6")))), [""; 0]);
 }
 
 /// Objects as the apiserver writes them; the name of one is `NAME`, or `NAMESPACE/NAME`.

@@ -1,10 +1,12 @@
 //! Tests of how long a lease lasts, and what it costs.
 
 use metrics_exporter_prometheus::PrometheusBuilder;
+use serde_json::{Value, json};
 use tokio::runtime::Builder;
 use tokio::time::sleep;
 
 use super::*;
+use crate::auth::RbacKind;
 use crate::auth::review_permission::ReviewResource;
 use kubeapi::AccessAttributes;
 
@@ -87,6 +89,48 @@ async fn unrelated_policy_change_sends_no_reviews() {
     let reviews = scene.stub.reviews();
     assert_eq!(reviews.len(), 3, "once a round: {reviews:?}");
     assert!(reviews.iter().all(|review| review.namespace.as_deref() == Some("t1")), "policy says nothing of tokens");
+}
+
+/// An administrator of one namespace writes a role with more users than are tracked, and a binding without changing it.
+#[tokio::test(start_paused = true)]
+async fn rbac_writes_review_only_leases_that_they_may_affect() {
+    let scene = scene();
+    RbacKind::ALL.into_iter().for_each(|kind| scene.authorizer.load_policy(kind, []));
+    sleep(seconds(10)).await;
+    let _watch = scene.watch("ada", &pods(2)).await;
+    let apply = |kind, event: &str, object: &Value| {
+        let change = serde_json::from_value(json!({"type": event, "object": object})).expect("an event");
+        scene.authorizer.apply_policy_change(kind, Some(change));
+    };
+    let reviews = async || {
+        sleep(seconds(5)).await;
+        scene.counted().0
+    };
+    let users = |count: usize| (0..count).map(|number| json!({"kind": "User", "name": format!("u{number}")}));
+    let role = |verb: &str| {
+        let rule = json!({"apiGroups": [""], "resources": ["pods"], "verbs": [verb]});
+        json!({"metadata": {"name": "r", "namespace": "t1"}, "rules": [rule]})
+    };
+    let role_ref = json!({"kind": "Role", "name": "r"});
+    let large = json!({"metadata": {"name": "b", "namespace": "t1"}, "roleRef": role_ref,
+        "subjects": users(5_000).collect::<Vec<_>>()});
+    reviews().await;
+    apply(RbacKind::Role, "ADDED", &role("get"));
+    apply(RbacKind::RoleBinding, "ADDED", &large);
+    assert_eq!(reviews().await, 0, "a binding of 5,000 users in another namespace");
+    apply(RbacKind::Role, "MODIFIED", &role("list"));
+    assert_eq!(reviews().await, 0, "the role that it binds");
+
+    let binding = |note: &str, user: &str| {
+        json!({"metadata": {"name": "b", "namespace": "t2", "annotations": {"note": note}}, "roleRef": role_ref,
+            "subjects": [{"kind": "User", "name": user}]})
+    };
+    apply(RbacKind::RoleBinding, "ADDED", &binding("1", "ada"));
+    assert_eq!(reviews().await, 3, "a binding of the lease's user: once a round");
+    apply(RbacKind::RoleBinding, "MODIFIED", &binding("2", "ada"));
+    assert_eq!(reviews().await, 0, "its annotation");
+    apply(RbacKind::RoleBinding, "MODIFIED", &binding("2", "bob"));
+    assert_eq!(reviews().await, 3, "its subject");
 }
 
 /// The counterpart of `changes::thousand_changes_are_coalesced_into_few_review_rounds`: the reviews that upstream

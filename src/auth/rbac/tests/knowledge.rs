@@ -61,7 +61,7 @@ fn cleared_bindings_grant_nothing_after_a_reload() {
         policy.clear_kind(kind);
         policy.set_loaded(kind);
         assert!(!is_allowed(&policy), "{kind:?}");
-        let (_, role) = role(ClusterRole, "all", everything());
+        let (_, role) = role(ClusterRole, "all", json!([]));
         assert_eq!(policy.apply(ClusterRole, change("MODIFIED", &role)), None);
     }
 }
@@ -94,7 +94,7 @@ fn objects_above_the_memory_limit_stop_decisions() {
         assert_eq!(affected, everyone, "{kind:?}: whose bindings are not known");
         policy.apply(kind, change("DELETED", &large(kind, &name(kind, 2))));
         assert!(!is_allowed(&policy), "{kind:?}: not all are known before the next list");
-        let (role_kind, role) = role(ClusterRole, "all", everything());
+        let (role_kind, role) = role(ClusterRole, "all", json!([]));
         let affected = policy.apply(role_kind, change("MODIFIED", &role));
         assert_eq!(affected == Some(AffectedUsers::Everyone), everyone.is_some(), "{kind:?}");
     }
