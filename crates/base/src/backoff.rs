@@ -68,15 +68,16 @@ impl Backoff {
         self.healthy_since.get_or_insert(now);
     }
 
-    /// Records a failure. Returns the delay: in `[d, 2d)` for a `d` that doubles with each failure, at most the longest
-    /// delay.
+    /// Records a failure. Returns the delay: in `[d, 2d)` for a `d` that doubles with each failure, up to the longest
+    /// delay, from which up to a fifth is cut off at random.
     pub fn failed(&mut self, now: Instant) -> Duration {
         if self.healthy_since.take().is_some_and(|since| now.duration_since(since) >= Self::HEALTHY) {
             self.next = self.bounds.first;
         }
         let wait = self.next;
         self.next = (self.next * 2).min(self.bounds.longest);
-        wait.mul_f64(1.0 + random::f64()).min(self.bounds.longest)
+        let random = random::f64();
+        wait.mul_f64(1.0 + random).min(self.bounds.longest.mul_f64(1.0 - random / 5.0))
     }
 
     /// Records a failure after which the server requested a delay (`Retry-After`), of which at most 30 s count. Returns
@@ -98,7 +99,20 @@ mod tests {
         let delays: Vec<_> = (0..8).map(|_| backoff.failed(now)).collect();
         assert!(delays[0] >= Backoff::FIRST && delays[0] < Backoff::FIRST * 2, "{delays:?}");
         assert!(delays[1] >= Backoff::FIRST * 2, "{delays:?}");
-        assert_eq!(delays[7], Backoff::LONGEST);
+        assert!(delays[7] > Backoff::LONGEST.mul_f64(0.8) && delays[7] <= Backoff::LONGEST, "{delays:?}");
+    }
+
+    /// Thousands of processes that wait for the same apiserver do not retry together.
+    #[test]
+    fn delays_at_the_maximum_are_jittered() {
+        let now = Instant::now();
+        for longest in [Backoff::FIRST, Backoff::LONGEST] {
+            let mut backoff = Backoff::new(BackoffBounds { first: Backoff::FIRST, longest });
+            let delays: Vec<_> = (0..40).map(|_| backoff.failed(now)).skip(8).collect();
+            let distinct: std::collections::HashSet<_> = delays.iter().collect();
+            assert!(distinct.len() > 16, "{delays:?}");
+            assert!(delays.iter().all(|delay| *delay >= longest.mul_f64(0.8) && *delay <= longest), "{delays:?}");
+        }
     }
 
     #[test]

@@ -82,7 +82,12 @@ impl BoundObjectFollower {
     async fn follow(&self, is_reported: &mut bool) -> Infallible {
         let (mut backoff, mut refusals) = (Backoff::default(), 0);
         loop {
-            let Err(ended) = self.list_and_watch().await;
+            let mut live_since = None;
+            let Err(ended) = self.list_and_watch(&mut live_since).await;
+            if let Some(since) = live_since {
+                backoff.succeeded(since);
+                refusals = 0;
+            }
             // An apiserver that restarts may have other keys.
             self.keys.expire();
             let resource = self.kind.resource();
@@ -108,14 +113,17 @@ impl BoundObjectFollower {
     }
 
     /// Lists the objects and follows them until that fails. A new list follows any failure, because the storage may
-    /// have been restored from a backup.
-    async fn list_and_watch(&self) -> Result<Infallible, UpstreamError> {
+    /// have been restored from a backup. `live_since` is when the first watch began that sent something.
+    async fn list_and_watch(&self, live_since: &mut Option<Instant>) -> Result<Infallible, UpstreamError> {
         let mut version = self.list().await?;
         self.objects.reached(self.kind, version);
         loop {
             let began = Instant::now();
             let mut last_sign = began;
             let ended = self.watch(&mut version, &mut last_sign).await;
+            if last_sign > began {
+                live_since.get_or_insert(began);
+            }
             self.objects.set_live(self.kind, Some(last_sign));
             self.objects.reached(self.kind, version);
             ended?;

@@ -242,11 +242,12 @@ async fn backoff_grows_and_resets_after_a_live_stream() {
     let mut state = ReflectorState::Listed { at: BASE };
     let mut waits = (0..8).map(|_| hands.reflector.pause_after(&broken(), &mut state)).collect::<Vec<_>>();
     assert!(waits[0] >= Duration::from_millis(800) && waits[0] < Duration::from_millis(1_600), "{waits:?}");
-    assert!(waits.pop().is_some_and(|last| last == seconds(30)), "{waits:?}");
+    let longest = seconds(24)..=seconds(30);
+    assert!(waits.pop().is_some_and(|last| longest.contains(&last)), "{waits:?}");
     assert!(matches!(hands.feed.reader.state(), FeedState::Stale { .. }));
     hands.reflector.was_accepted = true;
     assert!(hands.reflector.pause_after(&broken(), &mut state) < Duration::from_millis(300), "only once");
-    assert_eq!(hands.reflector.pause_after(&broken(), &mut state), seconds(30));
+    assert!(longest.contains(&hands.reflector.pause_after(&broken(), &mut state)));
 }
 
 /// Thousands of proxies that lost their streams together receive the same `Retry-After`.
@@ -267,7 +268,7 @@ async fn retry_after_is_the_least_delay_and_has_jitter() {
     }
     let mut hands = hands();
     let waits: Vec<_> = (0..10).map(|_| hands.reflector.pause_after(&refused(1), &mut state)).collect();
-    assert!(waits[2] >= seconds(3) && waits[9] == seconds(30), "it grows: {waits:?}");
+    assert!(waits[2] >= seconds(3) && waits[9] >= seconds(24), "it grows: {waits:?}");
 }
 
 /// An apiserver that has just started denies requests until its caches are filled. That costs seconds, however long the
