@@ -35,10 +35,10 @@ impl AffectedUsers {
     }
 
     /// Returns the subjects of bindings, each in the scope of its binding, for a change of an object in the scope
-    /// `changed`. If a binding has too many subjects, everyone in its scope is affected.
+    /// `changed`. If a binding has too many subjects, or unknown ones, everyone in its scope is affected.
     pub(in crate::auth) fn by_bindings<S>(
         changed: &AffectedNamespaces,
-        bindings: impl IntoIterator<Item = (AffectedNamespaces, S)>,
+        bindings: impl IntoIterator<Item = (AffectedNamespaces, Option<S>)>,
     ) -> Self
     where
         S: ExactSizeIterator<Item = PolicySubject>,
@@ -50,11 +50,13 @@ impl AffectedUsers {
                 affected.add_everyone(changed);
                 break;
             };
-            visits_left = left.checked_sub(subjects.len()).unwrap_or(left);
-            if subjects.len() <= left {
-                subjects.for_each(|subject| known.add(subject, &scope));
-            } else {
-                affected.add_everyone(&scope);
+            visits_left = left;
+            match subjects.filter(|subjects| subjects.len() <= left) {
+                Some(subjects) => {
+                    visits_left -= subjects.len();
+                    subjects.for_each(|subject| known.add(subject, &scope));
+                }
+                None => affected.add_everyone(&scope),
             }
         }
         affected.limit();
@@ -205,7 +207,7 @@ mod tests {
 
     fn of_user(name: &str, namespace: &str) -> AffectedUsers {
         let scope = AffectedNamespaces::new(namespace);
-        AffectedUsers::by_bindings(&scope.clone(), [(scope, [subject(name)].into_iter())])
+        AffectedUsers::by_bindings(&scope.clone(), [(scope, Some([subject(name)].into_iter()))])
     }
 
     fn union(mut affected: AffectedUsers, other: &AffectedUsers) -> AffectedUsers {
@@ -250,7 +252,7 @@ mod tests {
         let many = |count: usize| {
             let scope = AffectedNamespaces::new("t1");
             let subjects: Vec<_> = (2..count).map(|n| subject(&format!("u{n}"))).collect();
-            let most = AffectedUsers::by_bindings(&scope, [(scope.clone(), subjects.into_iter())]);
+            let most = AffectedUsers::by_bindings(&scope, [(scope.clone(), Some(subjects.into_iter()))]);
             [of_user("ada", "t2"), of_user("bob", "t3")].iter().fold(most, union)
         };
         let affected = |affected: &AffectedUsers, name: &str| {
@@ -292,7 +294,7 @@ mod tests {
                     visit();
                     subject(&format!("u{binding}-{of}"))
                 });
-                (AffectedNamespaces::new(&namespace), subjects)
+                (AffectedNamespaces::new(&namespace), Some(subjects))
             });
             let affected = AffectedUsers::by_bindings(&AffectedNamespaces::new(role), bindings);
             let kind = match &affected {

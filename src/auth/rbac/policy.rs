@@ -6,10 +6,13 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::affected_users::{AffectedNamespaces, AffectedUsers};
 use super::rule::{PolicyRules, RULES_MAX, RequestedAccess, RoleRules};
 use super::subjects::{BySubject, PolicySubject};
 use super::{RbacEvent, RbacKind, RbacObject, RbacObjectMeta, RbacRoleRef, RbacSubject};
+use base::LogRateLimit;
 use kubeapi::{AccessAttributes, ObjectKey, User, go_quote};
 
 /// The roles and bindings of a cluster, as far as they are known.
@@ -26,6 +29,7 @@ pub struct RbacPolicy {
     cluster: SubjectIndex,
     namespaces: HashMap<String, SubjectIndex>,
     pub(super) kinds: [RbacKindState; RbacKind::ALL.len()],
+    left_out: LogRateLimit,
 }
 
 /// An allow decision, and the objects that it follows from.
@@ -64,6 +68,8 @@ struct RbacBinding {
     /// The role; `None` if it is of an unknown kind, which grants nothing.
     role: Option<RbacObjectKey>,
     subjects: Vec<RbacSubject>,
+    /// Whether the subjects are left out, because of the memory limit of the namespace.
+    is_left_out: bool,
 }
 
 /// The bindings of one scope that may apply to a user, some perhaps repeatedly.
@@ -79,11 +85,17 @@ pub(super) struct RbacKindState {
     /// Whether the objects exceed [`KIND_BYTES_MAX`]. None of them are kept until the kind is cleared.
     is_too_large: bool,
     pub(super) bytes: usize,
+    /// The bytes of the objects in each namespace.
+    namespaces: HashMap<String, usize>,
 }
 
 /// The maximum memory of the objects of one kind, about 250,000 bindings. Above it, nothing is decided here, and changes
 /// affect everyone if they depend on bindings that are not kept.
 pub(super) const KIND_BYTES_MAX: usize = 256 << 20;
+/// The maximum memory of the roles, and of the role bindings, of one namespace, so that one tenant does not end the
+/// decisions for all. Above it, roles and the subjects of bindings are left out, and upstream is asked about what they
+/// allow.
+pub(super) const NAMESPACE_BYTES_MAX: usize = KIND_BYTES_MAX / 16;
 /// The maximum number of bindings of a user and its groups that are looked at for one access. Upstream is asked about
 /// what they do not allow.
 pub(super) const CANDIDATES_MAX: usize = 256;
@@ -109,7 +121,7 @@ impl RbacPolicy {
         let affected = if kind.is_binding() {
             let before = self.remove_binding(&key);
             let after = object.map(|object| Arc::new(RbacBinding::new(key, object)));
-            after.iter().for_each(|after| self.insert_binding(after.clone()));
+            after.iter().for_each(|after| self.insert_binding(after));
             let is_same = before.as_ref().zip(after.as_ref()).is_some_and(|(before, after)| before.grants_as(after));
             (!is_same || !is_certain).then(|| affected_by(&scope, before.iter().chain(&after)))
         } else {
@@ -234,19 +246,22 @@ impl RbacPolicy {
     }
 
     fn insert_role(&mut self, key: RbacObjectKey, role: Role) {
-        if self.charge(key.kind, role.len_bytes()) {
+        let bytes = role.len_bytes();
+        if self.has_room(&key, bytes) && self.charge(&key, bytes) {
             self.roles.insert(key, role);
         }
     }
 
     fn remove_role(&mut self, key: &RbacObjectKey) -> Option<Role> {
         let before = self.roles.remove(key)?;
-        self.kinds[key.kind as usize].bytes -= before.len_bytes();
+        self.release(key, before.len_bytes());
         Some(before)
     }
 
-    fn insert_binding(&mut self, binding: Arc<RbacBinding>) {
-        if !self.charge(binding.key.kind, binding.len_bytes()) {
+    fn insert_binding(&mut self, binding: &Arc<RbacBinding>) {
+        let has_room = self.has_room(&binding.key, binding.len_bytes());
+        let binding = if has_room { binding.clone() } else { Arc::new(binding.without_subjects()) };
+        if !self.charge(&binding.key, binding.len_bytes()) {
             return;
         }
         if let Some(role) = &binding.role {
@@ -261,7 +276,7 @@ impl RbacPolicy {
 
     fn remove_binding(&mut self, key: &RbacObjectKey) -> Option<Arc<RbacBinding>> {
         let binding = self.bindings.remove(key)?;
-        self.kinds[key.kind as usize].bytes -= binding.len_bytes();
+        self.release(key, binding.len_bytes());
         if let Some(role) = &binding.role {
             remove_from(self.by_role.entry(role.clone()), &binding);
         }
@@ -281,9 +296,27 @@ impl RbacPolicy {
         }
     }
 
+    /// Whether the namespace of an object has room for it.
+    fn has_room(&self, RbacObjectKey { kind, namespace, .. }: &RbacObjectKey, bytes: usize) -> bool {
+        let used = self.kinds[*kind as usize].namespaces.get(namespace).copied().unwrap_or_default();
+        if self.changes_only || !kind.is_namespaced() || used + bytes <= NAMESPACE_BYTES_MAX {
+            return true;
+        }
+        if let Some(changes) = self.left_out.failed(Instant::now()) {
+            tracing::warn!(
+                resource = kind.resource(),
+                namespace,
+                changes,
+                bytes_max = NAMESPACE_BYTES_MAX,
+                "RBAC objects of a namespace exceed its memory limit; asking upstream about the permissions they grant"
+            );
+        }
+        false
+    }
+
     /// Charges an object to its kind. Returns false if the objects of the kind are not kept, because of their size.
-    fn charge(&mut self, kind: RbacKind, bytes: usize) -> bool {
-        let state = &mut self.kinds[kind as usize];
+    fn charge(&mut self, RbacObjectKey { kind, namespace, .. }: &RbacObjectKey, bytes: usize) -> bool {
+        let (kind, state) = (*kind, &mut self.kinds[*kind as usize]);
         if state.is_too_large {
             return false;
         }
@@ -298,7 +331,19 @@ impl RbacPolicy {
             return false;
         }
         state.bytes += bytes;
+        *state.namespaces.entry(namespace.clone()).or_default() += bytes;
         true
+    }
+
+    fn release(&mut self, RbacObjectKey { kind, namespace, .. }: &RbacObjectKey, bytes: usize) {
+        let RbacKindState { bytes: all, namespaces, .. } = &mut self.kinds[*kind as usize];
+        *all -= bytes;
+        if let Entry::Occupied(mut own) = namespaces.entry(namespace.clone()) {
+            *own.get_mut() -= bytes;
+            if *own.get() == 0 {
+                own.remove();
+            }
+        }
     }
 
     fn remove_objects(&mut self, kind: RbacKind) {
@@ -313,7 +358,9 @@ impl RbacPolicy {
             RbacKind::RoleBinding => self.namespaces.clear(),
             RbacKind::Role | RbacKind::ClusterRole => {}
         }
-        self.kinds[kind as usize].bytes = 0;
+        let RbacKindState { bytes, namespaces, .. } = &mut self.kinds[kind as usize];
+        *bytes = 0;
+        namespaces.clear();
     }
 }
 
@@ -331,12 +378,18 @@ impl Role {
 impl RbacBinding {
     fn new(key: RbacObjectKey, RbacObject { metadata, role, subjects, .. }: RbacObject) -> Self {
         let role = key.role(role);
-        Self { key, version: metadata.version, role, subjects }
+        Self { key, version: metadata.version, role, subjects, is_left_out: false }
+    }
+
+    fn without_subjects(&self) -> Self {
+        let Self { key, version, role, .. } = self;
+        let (key, version, role) = (key.clone(), version.clone(), role.clone());
+        Self { key, version, role, subjects: Vec::new(), is_left_out: true }
     }
 
     /// Whether another version of the binding has the same role and subjects.
     fn grants_as(&self, other: &Self) -> bool {
-        (&self.role, &self.subjects) == (&other.role, &other.subjects)
+        !self.is_left_out && (&self.role, &self.subjects) == (&other.role, &other.subjects)
     }
 
     fn subjects(&self) -> impl ExactSizeIterator<Item = PolicySubject> {
@@ -407,7 +460,9 @@ fn affected_by<'a>(
     changed: &AffectedNamespaces,
     bindings: impl Iterator<Item = &'a Arc<RbacBinding>>,
 ) -> AffectedUsers {
-    let scoped = |binding: &'a Arc<RbacBinding>| (AffectedNamespaces::new(&binding.key.namespace), binding.subjects());
+    let scoped = |binding: &'a Arc<RbacBinding>| {
+        (AffectedNamespaces::new(&binding.key.namespace), (!binding.is_left_out).then(|| binding.subjects()))
+    };
     AffectedUsers::by_bindings(changed, bindings.map(scoped))
 }
 

@@ -12,7 +12,7 @@ fn rules(verb: &str) -> Value {
     json!([{"verbs": [verb], "apiGroups": [""], "resources": ["pods"]}])
 }
 
-/// Above the limit of tracked users, everyone in the namespace counts as affected, and nobody outside it.
+/// Above the limit of tracked users, everyone in the namespace counts as affected, and no user outside it.
 #[test]
 fn change_with_too_many_subjects_affects_only_its_namespace() {
     let (ada, bound) = (user("ada", &[]), user("u1", &[]));
