@@ -14,6 +14,7 @@ mod exhaustive;
 pub(crate) mod fixture;
 mod lanes;
 mod model;
+mod namespaces;
 mod paging;
 mod pinned;
 mod random;
