@@ -77,8 +77,8 @@ pub use metrics::describe;
 pub use named_callers::NamedCallers;
 pub use namespace_access_decisions::NamespaceAccess;
 pub use rbac::{
-    AffectedNamespaces, AffectedUsers, BySubject, ObjectNames, RbacEvent, RbacGrant, RbacKind, RbacObjectKey,
-    RbacPolicy,
+    AffectedNamespaces, AffectedUsers, ObjectNames, RbacEvent, RbacGrant, RbacKind, RbacObjectKey, RbacPolicy,
+    SubjectMap,
 };
 pub use review_queue::ReviewRateLimitKey;
 

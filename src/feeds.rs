@@ -33,7 +33,7 @@ pub use feed_spec::FeedSpec;
 pub use freshness::FeedFreshness;
 pub use registry::{FeedRegistry, FeedStartRequest, FeedUnavailable};
 pub use resume_backfill::{BackfillOutcome, BackfillRequest, ResumeBackfills};
-pub use server_release_match::{ContentServerBuild, ServerReleaseMatch};
+pub use server_release_match::{EncodingServerBuild, ServerReleaseMatch};
 
 /// The maximum number of running feeds.
 pub const FEEDS_MAX: usize = 1_000;

@@ -29,7 +29,9 @@ pub enum GrantError {
     #[error("too many authentication or authorization requests; try again")]
     TooMany { retry_after_seconds: u32 },
     /// The proxy does not filter the collection (403).
-    #[error("the collection spans more than {max} namespaces, too many to authorize one by one; list or watch single namespaces")]
+    #[error(
+        "the collection spans more than {max} namespaces, too many to authorize one by one; list or watch single namespaces"
+    )]
     TooManyNamespaces { max: usize },
 }
 

@@ -70,7 +70,7 @@ pub enum NamespaceAccess {
 pub(super) type NamespaceAccessMap = OrdMap<Arc<str>, NamespaceAccess>;
 
 /// The decision on a namespace, and the time until which it is certain.
-type NamespaceOutcome = Result<(NamespaceAccess, Instant), GrantError>;
+type NamespaceAccessResult = Result<(NamespaceAccess, Instant), GrantError>;
 
 /// The maximum number of namespaces by which one request is filtered. Each costs a review.
 pub(super) const NAMESPACES_MAX: usize = 2_000;
@@ -394,7 +394,7 @@ impl NamespaceDecisions {
         user: &Arc<User>,
         namespaces: Vec<(Arc<str>, Instant)>,
         purpose: ReviewPurpose,
-    ) -> impl Stream<Item = (Arc<str>, Instant, NamespaceOutcome)> {
+    ) -> impl Stream<Item = (Arc<str>, Instant, NamespaceAccessResult)> {
         let review = move |(namespace, since): (Arc<str>, Instant)| async move {
             let oldest = Some(since).filter(|_| purpose != ReviewPurpose::Request);
             let access = Arc::new(self.access.in_namespace(&namespace));
@@ -418,7 +418,7 @@ impl NamespaceDecisions {
         namespace: &str,
         (access, since): (&AccessAttributes, Instant),
         purpose: ReviewPurpose,
-    ) -> NamespaceOutcome {
+    ) -> NamespaceAccessResult {
         let reviewer = &self.authenticator.access_reviewer;
         match reviewer.names(user, access) {
             Ok(None) => Ok((NamespaceAccess::Denied, since)),

@@ -194,11 +194,11 @@ mod tests {
 
     use super::*;
     use crate::auth::AffectedNamespaces;
-    use crate::auth::rbac::{BySubject, PolicySubject};
+    use crate::auth::rbac::{PolicySubject, SubjectMap};
     use kubeapi::User;
 
     fn change(user: usize) -> AffectedUsers {
-        let mut subjects = BySubject::default();
+        let mut subjects = SubjectMap::default();
         subjects.add(PolicySubject::User(user.to_string()), &AffectedNamespaces::Everywhere);
         AffectedUsers::Only(subjects, BTreeSet::new())
     }

@@ -20,9 +20,9 @@ use serde::{Deserialize, Deserializer};
 pub use affected_users::{AffectedNamespaces, AffectedUsers};
 pub use policy::{ObjectNames, RbacGrant, RbacObjectKey, RbacPolicy};
 use rule::PolicyRules;
-pub use subjects::BySubject;
 #[cfg(test)]
 pub(super) use subjects::PolicySubject;
+pub use subjects::SubjectMap;
 
 /// The kinds of RBAC objects that affect permissions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -21,8 +21,8 @@ use tokio_util::sync::CancellationToken;
 pub(super) use stub::{StubReview, StubReviewClient, authorizer, authorizer_with, info};
 
 use super::{
-    AffectedNamespaces, AffectedUsers, AuthConfig, Authorizer, BySubject, GrantError, ReadGrant, ReadableNamespaces,
-    RevokedPermission,
+    AffectedNamespaces, AffectedUsers, AuthConfig, Authorizer, GrantError, ReadGrant, ReadableNamespaces,
+    RevokedPermission, SubjectMap,
 };
 use crate::auth::rbac::PolicySubject;
 use base::BackgroundTasks;
@@ -83,7 +83,7 @@ fn named(count: usize) -> Vec<String> {
 
 /// A change of one user's permissions, in one namespace or everywhere.
 fn change(user: &str, namespace: &str) -> AffectedUsers {
-    let mut subjects = BySubject::default();
+    let mut subjects = SubjectMap::default();
     subjects.add(PolicySubject::User(user.to_owned()), &AffectedNamespaces::new(namespace));
     AffectedUsers::Only(subjects, BTreeSet::new())
 }

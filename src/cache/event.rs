@@ -27,7 +27,7 @@ pub struct FeedEvent {
     pub(super) at: Instant,
     /// The frame for `event_type`. `object.body()` is a slice of the same allocation, so the bytes exist once.
     frame: Bytes,
-    derived_frames: NextDerivedFrame,
+    derived_frames: DerivedFrameLink,
 }
 
 /// A frame other than the one received: for watches whose selector the object entered or left, or in a derived
@@ -47,10 +47,10 @@ struct DerivedFrame {
     frame: Bytes,
     /// The counter of the bytes of all derived frames of the feed, which count towards the ring's limit.
     total_bytes: Arc<AtomicUsize>,
-    next: NextDerivedFrame,
+    next: DerivedFrameLink,
 }
 
-type NextDerivedFrame = OnceLock<Box<DerivedFrame>>;
+type DerivedFrameLink = OnceLock<Box<DerivedFrame>>;
 
 /// The memory accounts for the frames that were derived from one feed's events and are kept with them.
 #[derive(Debug)]

@@ -34,7 +34,7 @@ struct FeedServerBuilds {
 
 /// The server build that encoded the content sent to a reader.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ContentServerBuild {
+pub struct EncodingServerBuild {
     /// The build that encoded the bodies; `None` if it is unknown.
     pub build: Option<Arc<ServerBuild>>,
     /// The number of build changes before this content.
@@ -85,15 +85,15 @@ impl ServerReleaseMatch {
     }
 
     /// Returns the build that encodes the feed's current content.
-    pub fn current_build(&self) -> ContentServerBuild {
+    pub fn current_build(&self) -> EncodingServerBuild {
         self.writers.lock().now()
     }
 
     /// Returns the build that encoded the feed's content from version `rv` on. Later parts may be by another build.
-    pub fn build_since(&self, rv: ResourceVersion) -> ContentServerBuild {
+    pub fn build_since(&self, rv: ResourceVersion) -> EncodingServerBuild {
         let writers = self.writers.lock();
         match writers.changes.checked_sub(1) {
-            Some(changes) if rv < writers.since => ContentServerBuild { build: writers.before.clone(), changes },
+            Some(changes) if rv < writers.since => EncodingServerBuild { build: writers.before.clone(), changes },
             _ => writers.now(),
         }
     }
@@ -132,8 +132,8 @@ impl ServerReleaseMatch {
 }
 
 impl FeedServerBuilds {
-    fn now(&self) -> ContentServerBuild {
-        ContentServerBuild { build: self.now.clone().filter(|_| self.is_known), changes: self.changes }
+    fn now(&self) -> EncodingServerBuild {
+        EncodingServerBuild { build: self.now.clone().filter(|_| self.is_known), changes: self.changes }
     }
 }
 

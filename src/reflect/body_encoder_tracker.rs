@@ -31,7 +31,7 @@ pub(super) struct BodyEncoderState {
 
 /// Whether the servers that encoded the bodies and the followed server produce the same bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum BodyEncoderMatch {
+pub(super) enum BodyEncodingMatch {
     /// All bodies have the encoding of the followed server.
     Match,
     /// Not known yet, because the release of a server is unknown.
@@ -63,7 +63,7 @@ impl BodyEncoderTracker {
     pub(super) fn writes_like_cache(&self, server: &UpstreamServer) -> bool {
         let by = self.by.borrow();
         let Some(stream) = by.stream.as_ref().filter(|stream| stream.build().is_some()) else { return false };
-        by.comparison() == BodyEncoderMatch::Match && server.encodes_like(stream) == Some(true)
+        by.comparison() == BodyEncodingMatch::Match && server.encodes_like(stream) == Some(true)
     }
 
     /// Records that the feed is about to apply a list from `servers`. Unless they encode like the followed server, no
@@ -144,20 +144,20 @@ impl BodyEncoderTracker {
 
     /// Shows or hides states according to which servers encoded the bodies, and returns the result of the comparison.
     ///
-    /// With `indulgent`, states are also served while the result is [`BodyEncoderMatch::Unknown`], because it may stay
+    /// With `indulgent`, states are also served while the result is [`BodyEncodingMatch::Unknown`], because it may stay
     /// open forever. This does not apply if a server has reported its release: then the other server will report it
     /// too, or is soon treated as one that does not.
-    pub(super) fn update(&self, indulgent: bool) -> BodyEncoderMatch {
+    pub(super) fn update(&self, indulgent: bool) -> BodyEncodingMatch {
         if !Self::applies_to(&self.feed) {
-            return BodyEncoderMatch::Match;
+            return BodyEncodingMatch::Match;
         }
         let (authorship, minor, writer, since) = {
             let by = self.by.borrow();
             let minor = by.stream.as_ref().and_then(UpstreamServer::build).map(|build| build.minor);
             (by.comparison(), minor, by.writer(), by.since)
         };
-        let indulgent = indulgent && authorship == BodyEncoderMatch::Unknown && !self.by.borrow().has_been_reported();
-        let may_be_served = authorship == BodyEncoderMatch::Match || indulgent;
+        let indulgent = indulgent && authorship == BodyEncodingMatch::Unknown && !self.by.borrow().has_been_reported();
+        let may_be_served = authorship == BodyEncodingMatch::Match || indulgent;
         if !may_be_served {
             self.feed.body_release.set_present(false);
         }
@@ -197,18 +197,18 @@ impl BodyEncoderTracker {
 }
 
 impl BodyEncoderState {
-    pub(super) fn comparison(&self) -> BodyEncoderMatch {
+    pub(super) fn comparison(&self) -> BodyEncodingMatch {
         // If a server does not report its release, a change of its release cannot be detected.
         let Some(stream) = self.stream.as_ref().filter(|stream| !stream.reports_no_build()) else {
-            return BodyEncoderMatch::Match;
+            return BodyEncodingMatch::Match;
         };
         let comparisons: Vec<_> = self.bodies.iter().map(|server| server.encodes_like(stream)).collect();
         if comparisons.contains(&Some(false)) {
-            BodyEncoderMatch::Mismatch
+            BodyEncodingMatch::Mismatch
         } else if comparisons.contains(&None) {
-            BodyEncoderMatch::Unknown
+            BodyEncodingMatch::Unknown
         } else {
-            BodyEncoderMatch::Match
+            BodyEncodingMatch::Match
         }
     }
 
@@ -336,15 +336,15 @@ mod tests {
         assert!(!feed.body_release.is_current());
         assert_eq!(written.follow().borrow().unknown().len(), 2);
         list.failed();
-        assert_eq!(written.update(true), BodyEncoderMatch::Unknown);
+        assert_eq!(written.update(true), BodyEncodingMatch::Unknown);
         assert!(feed.body_release.is_current(), "the request failed");
         written.listed(vec![server(36, 1)]);
         written.opened(&stream);
-        assert_eq!(written.update(true), BodyEncoderMatch::Unknown);
+        assert_eq!(written.update(true), BodyEncodingMatch::Unknown);
         assert!(!feed.body_release.is_current(), "servers of this cluster do say it, if not when they start");
         written.listed(vec![list]);
         written.opened(&UpstreamServer::with_build(None));
-        assert_eq!((written.update(false), feed.renderings.release()), (BodyEncoderMatch::Match, None));
+        assert_eq!((written.update(false), feed.renderings.release()), (BodyEncodingMatch::Match, None));
         assert!(feed.body_release.is_current());
         written.opened(&server(36, 1));
         written.listed(vec![UpstreamServer::with_build(None)]);

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 use crate::upstream::UpstreamServer;
 use base::{Backoff, BackoffBounds, random};
 
-use super::body_encoder_tracker::{BodyEncoderMatch, BodyEncoderState, BodyEncoderTracker};
+use super::body_encoder_tracker::{BodyEncoderState, BodyEncoderTracker, BodyEncodingMatch};
 use super::feed_client::FeedTaskContext;
 use super::metrics::FeedRequestPurpose;
 use super::reflector_findings::ReflectorFinding;
@@ -106,7 +106,7 @@ impl BodyEncodingRefresher {
             }
         }
         self.upstream.body_encoders.update(true);
-        while by.comparison() == BodyEncoderMatch::Mismatch {
+        while by.comparison() == BodyEncodingMatch::Mismatch {
             self.pause(pace.next(Instant::now())).await;
             let renewed = self.refresh(by.count).await;
             pace.renewed(Instant::now());

@@ -183,18 +183,18 @@ impl WriterPool {
 /// The request bodies for writing objects: bytes with a placeholder for the time.
 struct WriteBodies {
     with: WriteMethod,
-    patch: WriteBodyTemplate,
+    patch: TimestampedBodyTemplate,
     /// The objects for PUTs, each read once.
-    whole: HashMap<usize, WriteBodyTemplate>,
+    whole: HashMap<usize, TimestampedBodyTemplate>,
 }
 
 #[derive(Clone)]
-struct WriteBodyTemplate {
+struct TimestampedBodyTemplate {
     before: Bytes,
     after: Bytes,
 }
 
-impl WriteBodyTemplate {
+impl TimestampedBodyTemplate {
     fn at(&self, written_ns: u64) -> Bytes {
         let digits = written_ns.to_string();
         [&self.before[..], digits.as_bytes(), &self.after[..]].concat().into()
@@ -220,11 +220,11 @@ impl WriteBodyTemplate {
 impl WriteBodies {
     fn new(with: WriteMethod) -> Self {
         let before = format!(r#"{{"metadata":{{"annotations":{{"{WRITE_TIME}":""#).into();
-        let patch = WriteBodyTemplate { before, after: Bytes::from_static(br#""}}}"#) };
+        let patch = TimestampedBodyTemplate { before, after: Bytes::from_static(br#""}}}"#) };
         Self { with, patch, whole: HashMap::new() }
     }
 
-    async fn of(&mut self, caller: &UnaryClient, path: &str, n: usize) -> Result<WriteBodyTemplate, BenchError> {
+    async fn of(&mut self, caller: &UnaryClient, path: &str, n: usize) -> Result<TimestampedBodyTemplate, BenchError> {
         if self.with == WriteMethod::Patch {
             return Ok(self.patch.clone());
         }
@@ -232,7 +232,7 @@ impl WriteBodies {
             return Ok(known.clone());
         }
         let reply = caller.get(path, "application/json").await.map_err(|error| BenchError::write(&error))?;
-        let template = WriteBodyTemplate::of(&reply.success(path).map_err(BenchError::Prepare)?.body)?;
+        let template = TimestampedBodyTemplate::of(&reply.success(path).map_err(BenchError::Prepare)?.body)?;
         self.whole.insert(n, template.clone());
         Ok(template)
     }
@@ -246,10 +246,10 @@ mod tests {
     fn put_body_sets_write_time_and_drops_resource_version() {
         let body =
             br#"{"metadata":{"resourceVersion":"7","annotations":{"kube-fanout.io/written-at-ns":"0","b":"c"}}}"#;
-        let text = String::from_utf8(WriteBodyTemplate::of(body).unwrap().at(42).to_vec()).unwrap();
+        let text = String::from_utf8(TimestampedBodyTemplate::of(body).unwrap().at(42).to_vec()).unwrap();
         assert!(text.contains(r#""kube-fanout.io/written-at-ns":"42""#) && text.contains(r#""b":"c""#), "{text}");
         assert!(!text.contains("resourceVersion"));
-        assert!(WriteBodyTemplate::of(b"{}").is_err());
+        assert!(TimestampedBodyTemplate::of(b"{}").is_err());
         let patch = WriteBodies::new(WriteMethod::Patch).patch.at(7);
         assert_eq!(&patch[..], br#"{"metadata":{"annotations":{"kube-fanout.io/written-at-ns":"7"}}}"#);
     }

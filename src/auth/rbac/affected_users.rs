@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::subjects::{BySubject, PolicySubject};
+use super::subjects::{PolicySubject, SubjectMap};
 use kubeapi::User;
 
 /// The users whose permissions a policy change may affect, and in which namespaces.
@@ -11,7 +11,7 @@ use kubeapi::User;
 pub enum AffectedUsers {
     Everyone,
     /// The subjects in their scopes, and everyone within these namespaces.
-    Only(BySubject<AffectedNamespaces>, BTreeSet<Arc<str>>),
+    Only(SubjectMap<AffectedNamespaces>, BTreeSet<Arc<str>>),
 }
 
 /// The namespaces in which permissions may have changed.
@@ -135,11 +135,11 @@ impl AffectedUsers {
 impl Default for AffectedUsers {
     /// No user.
     fn default() -> Self {
-        Self::Only(BySubject::default(), BTreeSet::new())
+        Self::Only(SubjectMap::default(), BTreeSet::new())
     }
 }
 
-impl BySubject<AffectedNamespaces> {
+impl SubjectMap<AffectedNamespaces> {
     /// Adds a subject whose permissions may have changed in the scope `namespaces`.
     pub(in crate::auth) fn add(&mut self, subject: PolicySubject, namespaces: &AffectedNamespaces) {
         self.entry(subject).and_modify(|known| known.add(namespaces)).or_insert_with(|| namespaces.clone());
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn policy_change_affects_only_its_subjects_in_its_namespace() {
-        let mut subjects = BySubject::default();
+        let mut subjects = SubjectMap::default();
         subjects.add(PolicySubject::User("ada".to_owned()), &AffectedNamespaces::new("t1"));
         subjects.add(PolicySubject::Group("dev".to_owned()), &AffectedNamespaces::new("t2"));
         subjects.add(PolicySubject::Group("ops".to_owned()), &AffectedNamespaces::new(""));

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::affected_users::{AffectedNamespaces, AffectedUsers};
 use super::rule::{PolicyRules, RULES_MAX, RequestedAccess, RoleRules};
-use super::subjects::{BySubject, PolicySubject};
+use super::subjects::{PolicySubject, SubjectMap};
 use super::{RbacEvent, RbacKind, RbacObject, RbacObjectMeta, RbacRoleRef, RbacSubject};
 use base::LogRateLimit;
 use kubeapi::{AccessAttributes, ObjectKey, User, go_quote};
@@ -73,7 +73,7 @@ struct RbacBinding {
 }
 
 /// The bindings of one scope that may apply to a user, some perhaps repeatedly.
-type SubjectIndex = BySubject<Vec<Arc<RbacBinding>>>;
+type SubjectIndex = SubjectMap<Vec<Arc<RbacBinding>>>;
 
 /// The state of the objects of one kind.
 #[derive(Debug, Default)]

@@ -14,12 +14,12 @@ pub(in crate::auth) enum PolicySubject {
 
 /// A value for each subject.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BySubject<T> {
+pub struct SubjectMap<T> {
     pub(super) users: HashMap<String, T>,
     pub(super) groups: HashMap<String, T>,
 }
 
-impl<T> BySubject<T> {
+impl<T> SubjectMap<T> {
     pub(super) fn entry(&mut self, subject: PolicySubject) -> Entry<'_, String, T> {
         match subject {
             PolicySubject::User(name) => self.users.entry(name),
@@ -48,7 +48,7 @@ impl<T> BySubject<T> {
     }
 }
 
-impl<T> Default for BySubject<T> {
+impl<T> Default for SubjectMap<T> {
     fn default() -> Self {
         Self { users: HashMap::new(), groups: HashMap::new() }
     }

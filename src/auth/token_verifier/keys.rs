@@ -46,11 +46,11 @@ pub(super) struct TokenKeys {
     published: RwLock<Option<Arc<PublishedKeys>>>,
     /// Notified when the keys were read.
     was_read: Notify,
-    schedule: Mutex<KeyReadSchedule>,
+    schedule: Mutex<JwksRefreshState>,
 }
 
 #[derive(Debug)]
-struct KeyReadSchedule {
+struct JwksRefreshState {
     is_reading: bool,
     /// The number of reads that have begun, and the number of the last one that succeeded. One runs at a time.
     begun: u64,
@@ -177,7 +177,7 @@ impl SigningKey {
 impl TokenKeys {
     pub(super) fn new() -> Self {
         let now = Instant::now();
-        let schedule = KeyReadSchedule {
+        let schedule = JwksRefreshState {
             is_reading: false,
             begun: 0,
             succeeded: 0,
@@ -255,7 +255,7 @@ impl TokenKeys {
     }
 
     /// Publishes the keys of the current read.
-    fn succeed(&self, schedule: &mut KeyReadSchedule, keys: PublishedKeys) {
+    fn succeed(&self, schedule: &mut JwksRefreshState, keys: PublishedKeys) {
         let now = Instant::now();
         let next = now + READ_INTERVAL.mul_f64(1.0 - 0.2 * random::f64());
         schedule.due = if schedule.is_outdated { now } else { next };
