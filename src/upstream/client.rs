@@ -382,11 +382,7 @@ impl UpstreamClient {
             }
         });
         let endpoint = transport.credentials.endpoint;
-        let response = self.endpoints().watch_response(endpoint, UpstreamRequestOrigin::Caller, sending).await?;
-        if is_own {
-            self.shared.transports.record_status(response.status().as_u16());
-        }
-        Ok(response)
+        self.endpoints().watch_response(endpoint, UpstreamRequestOrigin::Caller, sending).await
     }
 
     pub(super) fn record_response(&self) {

@@ -102,8 +102,9 @@ impl UpstreamTransports {
         UpstreamCredentialChanges(self.transports.clone())
     }
 
-    /// Records the status of a response to a request with the proxy's credentials. After a 401, an exec plugin runs
-    /// again: its certificate, or a token without an expirationTimestamp, may have expired.
+    /// Records the status of a response to a request of the proxy itself. After a 401, an exec plugin runs again: its
+    /// certificate, or a token without an expirationTimestamp, may have expired. The 401 of a forwarded request may be
+    /// that of an application behind the apiserver.
     pub(super) fn record_status(&self, code: u16) {
         if code == 401 {
             self.are_rejected.store(true, Ordering::Relaxed);

@@ -1,5 +1,7 @@
 //! Listeners, the hosts that requests may name on them, and chains and loops of proxies (R-DOWNSTREAM-16, R-THREAT-17).
 
+use std::time::Duration;
+
 use std::net::SocketAddr;
 
 use http::Method;
@@ -86,7 +88,8 @@ async fn two_proxy_loop_returns_508_and_chain_works() {
 
 #[tokio::test]
 async fn second_tier_delivers_events_bookmarks_and_consistent_lists() {
-    let up = demo::upstream().pods(10).seed(121).run().await;
+    // No bookmark but the one of the test.
+    let up = demo::upstream().pods(10).seed(121).bookmark_period(Duration::from_secs(600)).run().await;
     let mut history = direct::History::begin(&up, PODS).await;
     let near = direct::app(&up).run().await;
     let far = direct::in_front_of(&near.url()).run().await;
@@ -102,7 +105,7 @@ async fn second_tier_delivers_events_bookmarks_and_consistent_lists() {
     let sent = tokio::time::Instant::now();
     up.faults().only("pods").bookmark();
     watch.reached(other).await;
-    assert!(sent.elapsed() < std::time::Duration::from_secs(2) + direct::ALLOWANCE);
+    assert!(sent.elapsed() < Duration::from_secs(2) + direct::ALLOWANCE);
     let mine = up.create_pod("default", "mine");
     assert!(far.get(PODS).await.rv() >= mine, "a consistent list two tiers on");
 }

@@ -151,8 +151,9 @@ async fn exec_plugin_runs_again_after_upstream_returns_401() {
     let count = || fs::read_to_string(&runs).expect("it was run").lines().count();
     assert_eq!(client.get("/version").await.status, 200);
     let before = count();
+    // The request of the feed, not that of the client.
     up.faults().answer(RequestKind::Any, 1, 401, None);
-    client.get("/version").await;
+    client.get("/api/v1/pods").await;
     eventually("it is run again", || async { count() > before }).await;
     eventually("it is good again", || async { client.get("/version").await.status == 200 }).await;
 }

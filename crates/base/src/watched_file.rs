@@ -50,8 +50,9 @@ struct WatchedFileSource<T> {
 
 #[derive(Debug)]
 struct LastFileLoad {
-    /// A hash of the files from which the value was read. The contents are not kept, because they include private keys.
-    fingerprint: u64,
+    /// A hash of the files from which the value was read; `None` if the value expired. The contents are not kept,
+    /// because they include private keys.
+    fingerprint: Option<u64>,
     /// The reason that the current files cannot be used; `None` if they can.
     last_error: Option<String>,
 }
@@ -85,7 +86,7 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
         let fingerprint = hasher.hash_one((&paths, &contents));
         let first = read(&contents).map_err(FileLoadError::Content)?;
         let read = move |contents: &[Vec<u8>]| read(contents).map_err(|error| error.to_string());
-        let last_load = Mutex::new(LastFileLoad { fingerprint, last_error: None });
+        let last_load = Mutex::new(LastFileLoad { fingerprint: Some(fingerprint), last_error: None });
         let (sender, value) = watch::channel(Arc::new(first));
         let (files, read, metrics) = (Box::new(files), Box::new(read), FileReloadMetrics::new(what));
         let origin = WatchedFileSource { what, files, read, value: sender, last_load, hasher, metrics };
@@ -118,8 +119,7 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
     /// Makes the next check load the files even if they have not changed, because the value depends on more than them.
     pub fn expire(&self) {
         if let Some(origin) = &self.origin {
-            let fingerprint = &mut origin.last_load.lock().fingerprint;
-            *fingerprint = !*fingerprint;
+            origin.last_load.lock().fingerprint = None;
         }
     }
 
@@ -150,7 +150,7 @@ impl<T> WatchedFileSource<T> {
             }
             Ok(Some((fingerprint, value))) => {
                 self.metrics.replaced();
-                *self.last_load.lock() = LastFileLoad { fingerprint, last_error: None };
+                *self.last_load.lock() = LastFileLoad { fingerprint: Some(fingerprint), last_error: None };
                 self.value.send_replace(Arc::new(value));
                 tracing::info!(what = self.what, "reloaded changed files");
             }
@@ -167,7 +167,7 @@ impl<T> WatchedFileSource<T> {
     fn read_if_changed(&self, paths: &[PathBuf]) -> Result<Option<(u64, T)>, String> {
         let contents = read_all(paths).map_err(|(path, error)| format!("{}: {error}", path.display()))?;
         let fingerprint = self.hasher.hash_one((paths, &contents));
-        if fingerprint == self.last_load.lock().fingerprint {
+        if self.last_load.lock().fingerprint == Some(fingerprint) {
             return Ok(None);
         }
         Ok(Some((fingerprint, (self.read)(&contents)?)))

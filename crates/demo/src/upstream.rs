@@ -48,8 +48,7 @@ pub fn upstream() -> DemoApiserver {
         seed: 1,
         ring_events_max: None,
         settings: DemoSettings {
-            // Ten times the apiserver's, so that no test takes a bookmark for the event that it waits for.
-            bookmark_period: Duration::from_secs(600),
+            bookmark_period: Duration::from_secs(60),
             future_wait: Duration::from_secs(3),
             streams_max: 100,
             remember_requests: true,

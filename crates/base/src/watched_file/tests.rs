@@ -1,4 +1,5 @@
 use std::os::unix::fs::symlink;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 
@@ -60,6 +61,25 @@ async fn expired_value_is_loaded_again_from_unchanged_files() {
         assert_eq!(sum.value.has_changed().unwrap(), is_loaded);
         sum.value.mark_unchanged();
     }
+}
+
+/// As long as it cannot be loaded, that is reported, however often it expires.
+#[tokio::test]
+async fn expired_value_that_cannot_be_loaded_stays_failing() {
+    let dir = Dir::new();
+    let fails = Arc::new(AtomicBool::new(false));
+    let program = fails.clone();
+    let read = move |_: &[Vec<u8>]| if program.load(Ordering::Relaxed) { Err("refused") } else { Ok(()) };
+    let value = WatchedFile::load("numbers", vec![dir.file("one", "1.")], read).expect("usable");
+    fails.store(true, Ordering::Relaxed);
+    for _ in 0..4 {
+        value.expire();
+        value.check_now().await;
+        assert_eq!(value.last_error().as_deref(), Some("refused"));
+    }
+    fails.store(false, Ordering::Relaxed);
+    value.check_now().await;
+    assert_eq!(value.last_error(), None);
 }
 
 #[tokio::test]

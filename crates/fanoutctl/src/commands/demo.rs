@@ -65,8 +65,7 @@ pub fn run(options: DemoOptions, shutdown: BoxFuture<'static, ()>) -> LocalBoxFu
 }
 
 async fn run_until(options: DemoOptions, shutdown: BoxFuture<'_, ()>) -> Result<(), DemoError> {
-    let up = upstream().pods(options.pods as usize).rate(options.rate).bookmark_period(Duration::from_secs(60));
-    let up = up.try_run().await.map_err(DemoError::Upstream)?;
+    let up = upstream().pods(options.pods as usize).rate(options.rate).try_run().await.map_err(DemoError::Upstream)?;
     let uri = up.url().parse().expect("the demo upstream's address is a URL");
     let config = ServeSettings {
         drain: Duration::from_secs(2),

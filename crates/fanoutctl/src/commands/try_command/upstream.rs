@@ -1,5 +1,4 @@
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use super::note::note;
 use crate::trial::{ControlPlane, TargetCredentials, TestbedSource, TrialError, find_testbed};
@@ -48,8 +47,7 @@ impl TrialUpstream {
     pub(super) async fn demo(dir: &Path) -> Result<Self, TrialError> {
         note("Starting the embedded apiserver of the demo")?;
         let fail = |error: std::io::Error| TrialError::of("the demo upstream", error);
-        let up = upstream().remember_requests(false).bookmark_period(Duration::from_secs(60));
-        let up = up.try_run().await.map_err(fail)?;
+        let up = upstream().remember_requests(false).try_run().await.map_err(fail)?;
         let token = format!("{:032x}", fastrand::u128(..));
         up.reviews().give(&token, DEMO_USER);
         up.reviews().allow(DEMO_USER, "*");
