@@ -68,9 +68,7 @@ pub use certificate::{
 pub use credential::{
     BEARER_PROTOCOL, BearerToken, ClientConnectionInfo, MalformedCredential, bearer_token, front_proxy_user,
 };
-pub use grant::{
-    GrantStatus, NamespaceAccessChanges, ReadGrant, ReadPermission, ReadableNamespaces, TrackedNamespaces,
-};
+pub use grant::{GrantStatus, NamespaceAccessChanges, ReadGrant, ReadPermission, ReadableNamespaces};
 pub use grant_error::{GrantError, RevokedPermission};
 pub use impersonation::{Impersonation, ImpersonationDenied, InvalidImpersonation};
 pub use metrics::describe;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::grant_lease::GrantLease;
-use super::namespace_access_decisions::{self, NamespaceAccess, NamespaceDecisions, NamespacePresence};
+use super::namespace_access_decisions::{self, NamespaceAccess, NamespaceDecisions};
 use super::{GrantError, RevokedPermission};
 use kubeapi::{AccessAttributes, AccessTarget, Gvr};
 use tokio::sync::watch;
@@ -54,12 +54,6 @@ pub struct GrantStatus(Option<Arc<GrantLease>>);
 /// A receiver of changes of the decisions.
 #[derive(Debug)]
 pub struct NamespaceAccessChanges(watch::Receiver<namespace_access_decisions::NamespaceAccessMap>);
-
-/// The registration of a watch's feed with [`ReadableNamespaces::track`].
-#[must_use]
-pub struct TrackedNamespaces {
-    _is_present: Arc<NamespacePresence>,
-}
 
 impl ReadGrant {
     pub(super) fn new(access: Arc<AccessAttributes>) -> Self {
@@ -175,15 +169,6 @@ impl ReadableNamespaces {
         self.decisions.review_all(namespaces).await
     }
 
-    /// Registers the feed of a watch, until the result is dropped: `is_present` returns whether it has an object in a
-    /// namespace. If no registered feed has, the decision on the namespace is forgotten, so that it is not reviewed and
-    /// does not count against the limit. To be called before [`review_all`](Self::review_all).
-    pub fn track(&self, is_present: impl Fn(&str) -> bool + Send + Sync + 'static) -> TrackedNamespaces {
-        let is_present: Arc<NamespacePresence> = Arc::new(is_present);
-        self.decisions.track(&is_present);
-        TrackedNamespaces { _is_present: is_present }
-    }
-
     /// Returns the decision on a namespace, if there is one.
     pub fn decision(&self, namespace: &str) -> Option<NamespaceAccess> {
         self.decisions.decision(namespace)
@@ -268,10 +253,6 @@ impl ReadableNamespaces {
 
     pub(super) fn grant_status(&self) -> GrantStatus {
         GrantStatus(self.lease.clone())
-    }
-
-    pub fn forget_decision(&self, namespace: &str) {
-        self.decisions.forget(namespace);
     }
 
     pub fn is_review_pending(&self, namespace: &str) -> bool {

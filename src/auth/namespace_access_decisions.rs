@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::{FutureExt, Stream, StreamExt, stream};
@@ -41,14 +41,9 @@ pub(super) struct NamespaceDecisions {
     rechecks: Option<NamespaceRecheckState>,
 }
 
-/// Returns whether a feed has an object in a namespace.
-pub(super) type NamespacePresence = dyn Fn(&str) -> bool + Send + Sync;
-
 /// The additional state of an open watch.
 struct NamespaceRecheckState {
     period: Duration,
-    /// What the feeds of the open watches have.
-    present: Mutex<Vec<Weak<NamespacePresence>>>,
     permits: ReviewedNamespacePermits,
     schedule: Mutex<NamespaceRecheckSchedule>,
     /// Notified when a namespace's review becomes due earlier than before.
@@ -104,7 +99,6 @@ impl NamespaceDecisions {
     ) -> Self {
         let rechecks = watch.map(|(permits, period)| NamespaceRecheckState {
             period,
-            present: Mutex::default(),
             permits,
             schedule: Mutex::new(NamespaceRecheckSchedule::new(period)),
             changed: Notify::new(),
@@ -157,15 +151,6 @@ impl NamespaceDecisions {
         decided
     }
 
-    /// Adds what the feed of an open watch has, for as long as the watch keeps it.
-    pub(super) fn track(&self, present: &Arc<NamespacePresence>) {
-        if let Some(rechecks) = &self.rechecks {
-            let mut all = rechecks.present.lock();
-            all.retain(|present| present.strong_count() > 0);
-            all.push(Arc::downgrade(present));
-        }
-    }
-
     /// Sets the current user. If the user differs, all namespaces are reviewed again.
     pub(super) fn set_user(&self, user: &Arc<User>) {
         let before = std::mem::replace(&mut *self.user.lock(), user.clone());
@@ -209,8 +194,7 @@ impl NamespaceDecisions {
                 return self.authenticator.access_reviewer.queue.limit_error();
             }
             match self.review_due(rechecks, now).await {
-                Ok(false) => {}
-                Ok(true) => {
+                Ok(()) => {
                     set_failing(false);
                     grace = ReviewGrace::default();
                 }
@@ -232,10 +216,9 @@ impl NamespaceDecisions {
         }
     }
 
-    /// Reviews the next batch of due namespaces. Returns whether there were any, or an error if a review was not answered.
-    async fn review_due(&self, rechecks: &NamespaceRecheckState, now: Instant) -> Result<bool, GrantError> {
-        let mut batch = rechecks.schedule.lock().take_due(now, SLACK.min(rechecks.period / 12), BATCH_MAX);
-        batch.retain(|(namespace, _)| !self.forget_absent(rechecks, namespace));
+    /// Reviews the next batch of due namespaces. Returns an error if a review was not answered.
+    async fn review_due(&self, rechecks: &NamespaceRecheckState, now: Instant) -> Result<(), GrantError> {
+        let batch = rechecks.schedule.lock().take_due(now, SLACK.min(rechecks.period / 12), BATCH_MAX);
         let user = self.user.lock().clone();
         let retry_at = now + RETRY_DELAY;
         let (mut result, mut any_answered) = (Ok(()), false);
@@ -260,33 +243,7 @@ impl NamespaceDecisions {
         if result.is_err() && !any_answered {
             rechecks.schedule.lock().postpone(Instant::now() + RETRY_DELAY);
         }
-        result.map(|()| any_answered)
-    }
-
-    /// Removes the decision on a namespace in which no feed has an object. It is reviewed again when it occurs. Returns
-    /// false if the decision is kept, because there may be objects, or because some were shown by name.
-    fn forget_absent(&self, rechecks: &NamespaceRecheckState, namespace: &Arc<str>) -> bool {
-        if matches!(self.decision(namespace), Some(NamespaceAccess::Named(_))) || rechecks.is_present(namespace) {
-            return false;
-        }
-        let mut schedule = rechecks.schedule.lock();
-        schedule.remove(namespace);
-        rechecks.permits.shrink(schedule.len());
-        drop(schedule);
-        self.forget(namespace);
-        if rechecks.is_present(namespace) {
-            // A watch may have processed an event of the namespace by the removed decision.
-            let _: Result<(), GrantError> = self.request_review(namespace);
-        }
-        true
-    }
-
-    /// Wakes no watch, because none has an object of the namespace.
-    pub(super) fn forget(&self, namespace: &str) {
-        self.decisions.send_if_modified(|decisions| {
-            decisions.remove(namespace);
-            false
-        });
+        result
     }
 
     /// Hides the objects that the rules no longer allow by name. They do not wait for upstream's review of the namespace.
@@ -460,14 +417,6 @@ impl NamespaceDecisions {
             self.name_count.store(others + decision.name_count(), Ordering::Relaxed);
             decisions.insert(namespace, decision.clone()) != Some(decision)
         });
-    }
-}
-
-impl NamespaceRecheckState {
-    /// Whether a feed has an object in a namespace, or no feed is known.
-    fn is_present(&self, namespace: &str) -> bool {
-        let present: Vec<_> = self.present.lock().iter().filter_map(Weak::upgrade).collect();
-        present.is_empty() || present.iter().any(|is_present| is_present(namespace))
     }
 }
 

@@ -45,11 +45,6 @@ impl NamespaceRecheckSchedule {
         }
     }
 
-    /// Removes a namespace that need not be reviewed again.
-    pub(super) fn remove(&mut self, namespace: &str) {
-        self.items.remove(namespace);
-    }
-
     /// Returns the number of namespaces in the schedule.
     pub(super) fn len(&self) -> usize {
         self.items.len()

@@ -49,13 +49,6 @@ impl ReviewedNamespacePermits {
         permits[1].merge(all);
         true
     }
-
-    /// Returns the permits of more than `count` namespaces.
-    pub(super) fn shrink(&self, count: usize) {
-        for permit in self.0.lock().iter_mut() {
-            drop(permit.split(permit.num_permits().saturating_sub(count)));
-        }
-    }
 }
 
 #[cfg(test)]
@@ -74,10 +67,6 @@ mod tests {
         assert!(!second.try_resize(3) && second.try_resize(2), "two watches of one user");
         assert!(!bob.try_resize(5) && bob.try_resize(4), "all together");
         assert!(!first.try_resize(5));
-        first.shrink(5);
-        assert!(!second.try_resize(3), "nothing was above that");
-        first.shrink(3);
-        assert!(second.try_resize(3));
         drop(second);
         assert!(first.try_resize(6) && bob.try_resize(4) && !bob.try_resize(5));
         drop((first, bob));

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::wire::{FeedEncoding, FrameEnvelope, ObjectRenderer, ObjectRevision, Representation, TranscodeError};
 use base::{AbortSignal, MemoryAccount};
-use kubeapi::{Gvr, ObjectKey, ResourceVersion, Selector};
+use kubeapi::{Gvr, ObjectKey, ResourceVersion};
 use tokio::sync::watch;
 
 /// The read access to one feed. Clones share it.
@@ -187,17 +187,6 @@ impl CacheReader {
     pub fn applied(&self) -> Option<FeedSnapshot> {
         let timeline = self.shared.timeline.read();
         (!timeline.has_ended).then(|| timeline.snapshot())
-    }
-
-    /// Whether the feed has an object in a namespace, or of that name if its objects have no namespace. True if it has
-    /// ended.
-    pub fn has_namespace(&self, namespace: &str) -> bool {
-        let Some(state) = self.applied() else { return true };
-        if !self.namespaced() {
-            return state.get(&ObjectKey::new("", namespace)).is_some();
-        }
-        let view = CollectionView::new(Some(namespace), Selector::everything());
-        state.scan_candidates(&view, true, None).next().is_some()
     }
 
     /// Returns the current version of an object.

@@ -14,7 +14,6 @@ mod exhaustive;
 pub(crate) mod fixture;
 mod lanes;
 mod model;
-mod namespaces;
 mod paging;
 mod pinned;
 mod random;

@@ -1,9 +1,7 @@
 //! Tests of the namespaces of readable watches: which are reviewed again, when, and how many there may be.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
 use tokio::time::sleep;
 
 use super::*;
@@ -194,62 +192,4 @@ async fn change_during_namespace_review_triggers_another_review() {
     scene.stub.deny("ada", "t0");
     sleep(Duration::from_millis(1_200)).await;
     assert_eq!(readable.decision("t0"), Some(NamespaceAccess::Denied));
-}
-
-/// Namespaces are created and deleted for as long as a watch is open.
-#[tokio::test(start_paused = true)]
-async fn namespaces_without_objects_are_forgotten() {
-    let scene = scene();
-    let readable = scene.readable("ada", &[]).await.expect("it is let in");
-    let present = Arc::new(Mutex::new(BTreeSet::new()));
-    let feed = present.clone();
-    let _tracked = readable.track(move |namespace| feed.lock().contains(namespace));
-    // Another watch on the lease, whose feed has nothing more.
-    let _other = readable.track(|namespace| namespace == "kept");
-    let names = named(2_001);
-    for (number, name) in names.iter().enumerate() {
-        *present.lock() = [name.clone()].into();
-        if number % 2 == 0 {
-            scene.stub.deny("ada", name);
-        }
-        readable.request_review("kept");
-        readable.request_review(name);
-        sleep(seconds(1)).await;
-        let expected = if number % 2 == 0 { NamespaceAccess::Denied } else { NamespaceAccess::Allowed };
-        assert_eq!(readable.decision(name), Some(expected), "{name}");
-    }
-    assert!(!lease(&readable).is_cancelled());
-    sleep(seconds(100)).await;
-    scene.stub.reviews();
-    sleep(seconds(100)).await;
-    assert_eq!(places(&scene.stub.reviews()), ["kept", "t2000"].into(), "what exists is reviewed");
-    // A forgotten namespace is unknown, and is decided again when it occurs.
-    assert_eq!(readable.decision("t5"), None);
-    scene.stub.deny("ada", "t5");
-    scene.authorizer.policy_changed(&change("ada", "t5"));
-    present.lock().insert("t5".to_owned());
-    readable.request_review("t5");
-    sleep(seconds(1)).await;
-    assert_eq!(readable.decision("t5"), Some(NamespaceAccess::Denied));
-    scene.stub.allow("ada", "t5");
-    sleep(seconds(61)).await;
-    assert_eq!(readable.decision("t5"), Some(NamespaceAccess::Allowed));
-}
-
-/// A watch may process the first event of a new namespace by a decision that is being forgotten.
-#[tokio::test(start_paused = true)]
-async fn namespace_that_occurs_while_it_is_forgotten_is_reviewed_again() {
-    let scene = scene();
-    let readable = scene.readable("ada", &[]).await.expect("it is let in");
-    let looks = Arc::new(AtomicUsize::new(0));
-    let counted = looks.clone();
-    let _tracked = readable.track(move |_| counted.fetch_add(1, Ordering::Relaxed) != 0);
-    readable.request_review("t1");
-    sleep(seconds(1)).await;
-    scene.stub.reviews();
-    scene.stub.deny("ada", "t1");
-    scene.authorizer.policy_changed(&change("ada", "t1"));
-    sleep(seconds(1)).await;
-    assert!(looks.load(Ordering::Relaxed) >= 2, "it was forgotten, and is there");
-    assert_eq!(readable.decision("t1"), Some(NamespaceAccess::Denied));
 }

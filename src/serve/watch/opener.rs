@@ -86,8 +86,6 @@ impl WatchOpener {
         let follows = request.context.by_proxy || permission.namespaces().is_some();
         let changes = source.feed.body_release.changes_before_states();
         let opened = self.sources.position(&source.feed, &read, permission.namespaces().is_some(), follows).await?;
-        let reader = source.feed.reader.clone();
-        let tracked = permission.namespaces().map(|part| part.track(move |namespace| reader.has_namespace(namespace)));
         let namespaces =
             match self.namespaces(request, &permission, &source.feed, (opened.as_ref().ok(), row.as_ref())).await {
                 Ok(namespaces) => namespaces,
@@ -122,9 +120,9 @@ impl WatchOpener {
             .filter(|_| compresses != WatchCompression::Never && permission.namespaces().is_none() && !is_websocket);
         let start = (deltas_after, snapshot.as_ref().map(|_| changes));
         let mut session = self.session(request, &permission, &read, source, (cursor, start), permit);
-        match (permission.namespaces().zip(tracked), snapshot, row) {
-            (Some((part, tracked)), snapshot, row) => {
-                session.show_part((part.clone(), tracked), namespaces, snapshot);
+        match (permission.namespaces(), snapshot, row) {
+            (Some(part), snapshot, row) => {
+                session.show_part(part.clone(), namespaces, snapshot);
                 let row = row.filter(|row| permission.access(row.key.namespace_or_name()).allows(row.key.name()));
                 row.into_iter().for_each(|row| session.send_row(row));
             }

@@ -28,7 +28,7 @@ pub(crate) use self::timers::WatchTimers;
 use self::end::WatchExit;
 use self::initial_events::{FrameBatch, InitialEvents, InitialStateSendProgress};
 use self::namespace_filtered_view::NamespaceFilteredView;
-use crate::auth::{ReadPermission, ReadableNamespaces, TrackedNamespaces};
+use crate::auth::{ReadPermission, ReadableNamespaces};
 use crate::cache::{
     CacheReader, CursorStopReason, EncodedChunkKey, EventFilterDecision, FeedCursor, FeedSnapshot, FeedState,
     ObjectChunk, PullResult,
@@ -196,7 +196,7 @@ impl WatchSession {
     /// `namespaces` are those with matching objects.
     pub(crate) fn show_part(
         &mut self,
-        readable: (ReadableNamespaces, TrackedNamespaces),
+        readable: ReadableNamespaces,
         namespaces: Vec<Arc<str>>,
         snapshot: Option<FeedSnapshot>,
     ) {

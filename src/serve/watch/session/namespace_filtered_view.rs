@@ -17,7 +17,7 @@ use super::initial_events::FrameBatch;
 use super::named_objects::NamedObjects;
 use super::namespace_view_change::{NamespaceViewChange, NamespaceViewChangeResult};
 use super::namespace_visibility::{self, NamespaceRemoval, NamespaceVisibilities, NamespaceVisibility};
-use crate::auth::{NamespaceAccess, NamespaceAccessChanges, ReadableNamespaces, TrackedNamespaces};
+use crate::auth::{NamespaceAccess, NamespaceAccessChanges, ReadableNamespaces};
 use crate::cache::{CursorStopReason, FeedCursor, FeedSnapshot, PullResult};
 use crate::serve::limits::TimedSnapshotPin;
 use crate::wire::TranscodeError;
@@ -25,7 +25,6 @@ use crate::wire::TranscodeError;
 /// The namespaces that a watch shows, and those that are being added or removed.
 pub(super) struct NamespaceFilteredView {
     readable: ReadableNamespaces,
-    _tracked: TrackedNamespaces,
     namespaces: NamespaceVisibilities,
     /// The objects that are shown by name, in namespaces that are not shown.
     named: NamedObjects,
@@ -33,12 +32,7 @@ pub(super) struct NamespaceFilteredView {
     /// Whether decisions have changed since the namespaces were last checked.
     stale: bool,
     changed: Pin<Box<dyn Future<Output = NamespaceAccessChanges> + Send>>,
-    /// The number of namespaces above which those without objects are removed.
-    namespaces_max: usize,
 }
-
-/// The least number of namespaces above which a view removes those without objects.
-const PRUNE_ABOVE: usize = ReadableNamespaces::COLLECT_MAX;
 
 impl WatchSessionContext {
     /// Puts the events of a partial view, and the frames of namespaces whose permission has changed.
@@ -51,7 +45,6 @@ impl WatchSessionContext {
         loop {
             let Self { partial: Some(partial), cursor, feed, timers, scan_budget, .. } = self else { return Ok(()) };
             partial.update(cx, cursor, |state| timers.pin(feed, state));
-            let forgotten = partial.forgotten();
             match partial.pull(cursor, (bytes_max, scan_budget.left()), Some(cx.waker()), batch) {
                 PullResult::Stopped(CursorStopReason::MarkReached) => {}
                 pull if pull != PullResult::Stopped(CursorStopReason::ScanBudgetSpent)
@@ -61,10 +54,8 @@ impl WatchSessionContext {
                     continue;
                 }
                 pull => {
-                    match pull {
-                        PullResult::Stopped(CursorStopReason::Undecided) => partial.wait(),
-                        PullResult::CaughtUp { .. } => partial.remove(&forgotten),
-                        _ => {}
+                    if pull == PullResult::Stopped(CursorStopReason::Undecided) {
+                        partial.wait();
                     }
                     return self.handle_pull(pull, batch);
                 }
@@ -87,7 +78,7 @@ impl NamespaceFilteredView {
     /// Creates the view of a watch. If there is a `state`, the first view change sends it. `namespaces` are those with
     /// matching objects.
     pub(super) fn new(
-        (readable, tracked): (ReadableNamespaces, TrackedNamespaces),
+        readable: ReadableNamespaces,
         namespaces: Vec<Arc<str>>,
         cursor: &FeedCursor,
         state: Option<(TimedSnapshotPin, FeedSnapshot)>,
@@ -117,8 +108,7 @@ impl NamespaceFilteredView {
             NamespaceViewChange::of_initial_state(cursor.capture_at_position(snapshot), pin, adding, end_bookmark)
         });
         let changed = Box::pin(readable.subscribe().changed());
-        let (namespaces, namespaces_max) = (visibilities, PRUNE_ABOVE);
-        Self { readable, _tracked: tracked, namespaces, named, change, stale: true, changed, namespaces_max }
+        Self { readable, namespaces: visibilities, named, change, stale: true, changed }
     }
 
     /// Checks changed verdicts on namespaces; later changes wake the task that polls. If namespaces must be added or
@@ -139,12 +129,7 @@ impl NamespaceFilteredView {
         let mut is_changed = false;
         let mut adding = VecDeque::new();
         for (namespace, visibility) in &mut self.namespaces {
-            // A decision is forgotten if there are no objects. The next event requests it again.
-            let access = match self.readable.decision(namespace) {
-                Some(access) => access,
-                None if matches!(visibility, NamespaceVisibility::Leaving(_)) => NamespaceAccess::Denied,
-                None => continue,
-            };
+            let access = self.readable.access(namespace);
             let allowed = access == NamespaceAccess::Allowed;
             match visibility {
                 NamespaceVisibility::Shown if !allowed => {
@@ -167,36 +152,6 @@ impl NamespaceFilteredView {
     /// Whether an event has changed which namespaces must be added or removed, since the last update.
     pub(super) fn needs_update(&self) -> bool {
         self.change.is_none() && self.stale
-    }
-
-    /// Returns the namespaces whose decisions were forgotten, if there are many namespaces.
-    fn forgotten(&self) -> Vec<Arc<str>> {
-        if self.namespaces.len() <= self.namespaces_max {
-            return Vec::new();
-        }
-        let namespaces = self.namespaces.keys().filter(|namespace| self.is_forgotten(namespace));
-        namespaces.cloned().collect()
-    }
-
-    /// Removes namespaces that were forgotten before the watch caught up, so that they have no objects at its position.
-    fn remove(&mut self, forgotten: &[Arc<str>]) {
-        for namespace in forgotten {
-            if self.change.is_none() && self.is_forgotten(namespace) {
-                self.namespaces.remove(namespace);
-                self.named.clear(namespace);
-                self.namespaces_max = PRUNE_ABOVE.max(2 * self.namespaces.len());
-            }
-        }
-    }
-
-    fn is_forgotten(&self, namespace: &str) -> bool {
-        let is_leaving = matches!(self.namespaces.get(namespace), Some(NamespaceVisibility::Leaving(_)));
-        !is_leaving && self.readable.decision(namespace).is_none()
-    }
-
-    #[cfg(test)]
-    pub(super) fn namespace_count(&self) -> usize {
-        self.namespaces.len()
     }
 
     /// Records that the watch waits for a verdict, so that its client does not count as a slow reader.

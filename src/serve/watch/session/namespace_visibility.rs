@@ -41,7 +41,7 @@ enum EventDisposition {
     SendDeleted,
     /// The client must receive a deletion for the object.
     Retract,
-    /// The permission for the namespace is not decided, or no longer, and is being requested.
+    /// The permission for the namespace is not decided yet, and is being requested.
     Undecided,
 }
 
@@ -63,8 +63,7 @@ pub(super) fn decide(
     let (key, namespace) = (&event.object.key, event.object.key.namespace_or_name());
     let access = readable.decision(namespace);
     let allows = access.as_ref().is_some_and(|access| access.allows(key.name()));
-    let is_leaving = matches!(namespaces.get(namespace), Some(NamespaceVisibility::Leaving(_)));
-    if named.contains(key) && (access.is_some() || is_leaving) {
+    if named.contains(key) {
         if !allows {
             named.remove(namespace, key.name());
             if let Some(NamespaceVisibility::Leaving(removal)) = namespaces.get_mut(namespace) {
@@ -132,7 +131,7 @@ fn retraction(seen: EventType) -> EventFilterDecision {
 
 fn disposition(visibility: Option<&NamespaceVisibility>, access: Option<&NamespaceAccess>) -> EventDisposition {
     match (visibility, access) {
-        (None | Some(NamespaceVisibility::Shown | NamespaceVisibility::Hidden), None) => EventDisposition::Undecided,
+        (None, None) => EventDisposition::Undecided,
         (None, Some(NamespaceAccess::Allowed)) => EventDisposition::SendAdded,
         (Some(NamespaceVisibility::Shown), Some(NamespaceAccess::Allowed)) => EventDisposition::Send,
         (Some(NamespaceVisibility::Shown), _) => EventDisposition::SendDeleted,
@@ -159,16 +158,13 @@ mod tests {
             (Some(&NamespaceVisibility::Shown), ALLOWED, EventDisposition::Send),
             (Some(&NamespaceVisibility::Shown), DENIED, EventDisposition::SendDeleted),
             (Some(&NamespaceVisibility::Shown), UNCLEAR, EventDisposition::SendDeleted),
-            // The namespace had no objects, so its decision was forgotten.
-            (Some(&NamespaceVisibility::Shown), None, EventDisposition::Undecided),
-            (Some(&NamespaceVisibility::Hidden), None, EventDisposition::Undecided),
+            (Some(&NamespaceVisibility::Shown), None, EventDisposition::SendDeleted),
             // Missed events are sent at a mark, not one by one.
             (Some(&NamespaceVisibility::Hidden), ALLOWED, EventDisposition::Hidden),
             (Some(&NamespaceVisibility::Hidden), DENIED, EventDisposition::Hidden),
             // The namespace must be removed completely before it can be added again.
             (Some(&leaving), ALLOWED, EventDisposition::Retract),
             (Some(&leaving), DENIED, EventDisposition::Retract),
-            (Some(&leaving), None, EventDisposition::Retract),
         ] {
             assert_eq!(disposition(visibility, access), expected, "{visibility:?} {access:?}");
         }

@@ -215,7 +215,7 @@ impl Stage {
         let source = FeedWithRenderer { feed: self.feed.clone(), renderer };
         let mut session = WatchSession::new(source, cursor, options, timers, self.permit(), scan_budget, metrics);
         match (permit.namespaces(), snapshot) {
-            (Some(part), snapshot) => session.show_part((part.clone(), part.track(|_| true)), namespaces, snapshot),
+            (Some(part), snapshot) => session.show_part(part.clone(), namespaces, snapshot),
             (None, Some(snapshot)) => session.send_state(snapshot, permit, chunks),
             (None, None) => {}
         }

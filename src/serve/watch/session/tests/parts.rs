@@ -102,61 +102,6 @@ async fn revoked_namespace_is_skipped_in_rest_of_initial_state() {
     assert_eq!(client.reported(), ["BOOKMARK 10 end", "DELETED b/p 10 as of 2", "BOOKMARK 10"], "b/q was never known");
 }
 
-/// The decision on a namespace is forgotten while it has no objects. What is there afterwards waits for another one.
-#[tokio::test(start_paused = true)]
-async fn events_of_forgotten_namespace_wait_for_another_decision() {
-    for (first, second) in [(true, true), (true, false), (false, true), (false, false)] {
-        let access = |allowed: bool| if allowed { NamespaceAccess::Allowed } else { NamespaceAccess::Denied };
-        let mut stage = Stage::new(CacheConfig::default(), &[("a/p", "x", 1), ("b/p", "x", 2)]);
-        let readable = ReadableNamespaces::with_decisions(&[("a", NamespaceAccess::Allowed), ("b", access(first))]);
-        let mut client = watch_list(&stage, &readable);
-        client.reported();
-        stage.delete("b/p", "x", 11);
-        let deleted: &[&str] = if first { &["DELETED b/p 11"] } else { &[] };
-        assert_eq!(client.reported(), deleted);
-        readable.forget_decision("b");
-        // Another decision has the watch look at all namespaces.
-        readable.set_decision("c", NamespaceAccess::Denied);
-        assert_eq!(client.reported(), NOTHING);
-        stage.put("b/p", "x", 12);
-        stage.put("b/q", "x", 13);
-        stage.put("a/p", "x", 14);
-        assert_eq!(client.reported(), NOTHING, "{first}, {second}: in order");
-        assert!(readable.is_review_pending("b"));
-        readable.set_decision("b", access(second));
-        let shown = client.reported();
-        let objects = |shown: &[String]| shown.iter().filter(|frame| frame.contains(" b/")).count();
-        assert_eq!(objects(&shown), if second { 2 } else { 0 }, "{first}, {second}: {shown:?}");
-        assert!(shown.iter().any(|frame| frame == "MODIFIED p 14"), "{first}, {second}: {shown:?}");
-        stage.put("b/q", "x", 15);
-        assert_eq!(client.reported().len(), usize::from(second), "{first}, {second}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn watch_keeps_a_limited_number_of_forgotten_namespaces() {
-    let mut stage = Stage::new(CacheConfig::default(), &[("a/p", "x", 1)]);
-    let readable = readable();
-    let mut client = watch_list(&stage, &readable);
-    client.reported();
-    let count = |client: &Client| client.session.common.partial.as_ref().expect("a partial view").namespace_count();
-    for (number, rv) in (0..3 * ReadableNamespaces::COLLECT_MAX).zip((11..).step_by(2)) {
-        let namespace = format!("n{number}");
-        let access = if number % 2 == 0 { NamespaceAccess::Allowed } else { NamespaceAccess::Denied };
-        readable.set_decision(&namespace, access);
-        stage.put(&format!("{namespace}/p"), "x", rv);
-        stage.delete(&format!("{namespace}/p"), "x", rv + 1);
-        assert_eq!(client.reported().len(), if number % 2 == 0 { 2 } else { 0 });
-        readable.forget_decision(&namespace);
-        assert!(count(&client) <= ReadableNamespaces::COLLECT_MAX + 1);
-    }
-    assert!(count(&client) > 1, "they are removed together");
-    stage.put("n1/p", "x", 20_000);
-    assert_eq!(client.reported(), NOTHING);
-    readable.set_decision("n1", NamespaceAccess::Allowed);
-    assert_eq!(client.reported(), ["ADDED n1/p 20000"]);
-}
-
 #[tokio::test(start_paused = true)]
 async fn watch_waits_for_decision_on_new_namespace() {
     let mut stage = stage();
