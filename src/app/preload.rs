@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::future::pending;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
@@ -37,28 +38,26 @@ impl FeedPreload {
     /// Starts a feed for each preloaded name. The process is not ready until all of them have synced once.
     pub(super) fn start(self) {
         let (mut config, mut running_feeds) = (self.running.get(), PreloadGuards::new());
-        self.start_missing(&config, &mut running_feeds, |name| Some(self.ready.register(format!("preload {name}"))));
+        // Every guard holds it.
+        let starting = Arc::new(());
+        self.start_missing(&config, &mut running_feeds, Some(&starting));
         self.tasks.clone().spawn("preloads", async move {
             loop {
                 self.running.replaced(&config).await;
                 let now = self.running.get();
+                // A changed configuration, which all proxies read, does not make a serving proxy unready.
+                let is_starting = Arc::strong_count(&starting) > 1;
                 if now.serve.coverage != config.serve.coverage {
                     // Feeds outside the new coverage are not kept, and feeds inside it are started.
                     running_feeds.clear();
                 }
                 config = now;
-                // A changed configuration, which all proxies read, does not make a serving proxy unready.
-                self.start_missing(&config, &mut running_feeds, |_| None);
+                self.start_missing(&config, &mut running_feeds, Some(&starting).filter(|_| is_starting));
             }
         });
     }
 
-    fn start_missing(
-        &self,
-        config: &ServeSettings,
-        running_feeds: &mut PreloadGuards,
-        guard: impl Fn(&str) -> Option<ReadinessGuard>,
-    ) {
+    fn start_missing(&self, config: &ServeSettings, running_feeds: &mut PreloadGuards, starting: Option<&Arc<()>>) {
         let resources = &config.serve.coverage.resources;
         for name in resources.iter().filter(|name| self.catalog.find_by_name(name).is_none()) {
             tracing::warn!(resource = name, "feeds.resources names a resource that upstream does not serve");
@@ -69,7 +68,8 @@ impl FeedPreload {
                 continue;
             }
             let token = CancellationToken::new();
-            let keeping = self.clone().keep_running(name.clone(), guard(name));
+            let guard = starting.map(|starting| (self.ready.register(format!("preload {name}")), starting.clone()));
+            let keeping = self.clone().keep_running(name.clone(), guard);
             running_feeds.insert(name.clone(), token.clone().drop_guard());
             let failing = metrics::preload_failing(name);
             self.tasks.spawn("preload", async move {
@@ -82,13 +82,13 @@ impl FeedPreload {
     }
 
     /// Keeps one feed running; `guard` is held until it has synced for the first time.
-    async fn keep_running(self, name: String, mut guard: Option<ReadinessGuard>) {
+    async fn keep_running(self, name: String, mut guard: Option<(ReadinessGuard, Arc<()>)>) {
         let failures = LogRateLimit::default();
         let failing = metrics::preload_failing(&name);
         loop {
             match self.preloaded(&name) {
                 Ok(feed) => {
-                    if let Some(guard) = &guard {
+                    if let Some((guard, _)) = &guard {
                         let counts = feed.counts.clone();
                         guard.set_reason(move || Some(syncing(counts.last_failure())));
                     }
@@ -105,7 +105,7 @@ impl FeedPreload {
                     if let Some(failures) = failures.failed(Instant::now()) {
                         tracing::warn!(resource = name, reason = %why, failures, "preload failed; retrying");
                     }
-                    if let Some(guard) = &guard {
+                    if let Some((guard, _)) = &guard {
                         guard.set_reason(move || Some(why.clone()));
                     }
                 }

@@ -177,7 +177,8 @@ impl DownstreamConnection {
     /// Runs a future on the connection's own task after the switch to another protocol. So it stays on its core, within
     /// the listener's limit and the caller's share of CPU time. If the connection must close, the future is dropped.
     ///
-    /// Call it before the 101 is returned. Multiplexed connections do not switch, so they drop the future.
+    /// Call it before the 101 is returned. With any other response the future is dropped, as on multiplexed connections,
+    /// which do not switch.
     pub fn run_upgraded(&self, upgraded: impl Future<Output = ()> + Send + 'static) {
         if !self.is_multiplexed() {
             *self.0.upgraded.lock() = Some(Box::pin(upgraded));

@@ -85,6 +85,9 @@ impl<H: HttpHandler> RequestDispatcher<H> {
         }
         let answer = self.handler.answer(ConnectionPeer { abort, ..self.peer.clone() }, request);
         Some(Box::pin(answer.map(move |mut answer| {
+            if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+                drop(this.take_upgraded());
+            }
             if is_http1 && (is_last || this.is(ConnectionState::Draining)) {
                 begin_goaway(&mut answer, version);
             }

@@ -258,7 +258,9 @@ mod tests {
                 let _ = sender.send((caller, CoreWaker::here().is_some()));
                 sender.closed().await;
             });
-            let response = Response::builder().status(StatusCode::SWITCHING_PROTOCOLS);
+            let is_refused = caller == 9;
+            let status = if is_refused { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::SWITCHING_PROTOCOLS };
+            let response = Response::builder().status(status);
             let response =
                 response.header(CONNECTION, "upgrade").header(UPGRADE, "test").body(Empty::<bytes::Bytes>::new());
             std::future::ready(response.expect("a response"))
@@ -269,6 +271,15 @@ mod tests {
         let (_drain, watch) = DrainTrigger::new();
         let limits = ConnectionLimits { connections_max: 2, ..ConnectionLimits::default() };
         tasks.spawn("listener", serve(listener, None, limits, tasks.clone(), watch, handler));
+        let mut refused = connector.connect(from).expect("it listens");
+        refused
+            .write_all(b"GET /9 HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: test\r\n\r\n")
+            .await
+            .expect("sent");
+        let mut response = String::new();
+        refused.read_to_string(&mut response).await.expect("the connection ends");
+        assert!(response.starts_with("HTTP/1.1 503 ") && response.ends_with("\r\n\r\n"), "{response}");
+        assert!(received.try_recv().is_err(), "what would follow a switch does not run after another response");
         let mut connections = Vec::new();
         for caller in [7, 7, 8] {
             let mut connection = connector.connect(from).expect("it listens");
