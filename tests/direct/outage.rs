@@ -118,6 +118,8 @@ async fn upstream_retry_after_delays_watch_retry() {
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
     let watches = watches(&up, &app, history.from).await;
+    // The proof of the watches is over then: its stream would receive the response that is meant for the feed.
+    assert!(app.get(PODS).await.is_cached());
     up.faults().only("pods").answer(RequestKind::Watch, 1, 429, Some(2));
     let began = std::time::Instant::now();
     up.faults().reset_watches();
