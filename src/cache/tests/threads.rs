@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
@@ -37,7 +38,7 @@ fn happens(version: u64) -> (EventType, Pod) {
 /// Two bookmarks close together: the second one is announced while the reader that the first one has woken looks.
 #[test]
 fn bookmark_announced_while_a_reader_looks_wakes_it() {
-    const BOOKMARKS: u32 = 20_000;
+    const BOOKMARKS: u32 = 100_000;
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let OpenedWatch { mut cursor, .. } =
         reader.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("at the end");
@@ -51,6 +52,16 @@ fn bookmark_announced_while_a_reader_looks_wakes_it() {
             }
         }
     });
+    // A third thread makes the others wait for the lane between two of their steps.
+    let (is_over, reads) = (Arc::new(AtomicBool::new(false)), reader.clone());
+    let ends = is_over.clone();
+    let crowd = std::thread::spawn(move || {
+        let OpenedWatch { mut cursor, .. } =
+            reads.open(WatchStartPosition::After(rv(10)), CollectionView::everything()).expect("at the end");
+        while !ends.load(Ordering::Relaxed) {
+            cursor.pull(1, None, &mut Vec::new());
+        }
+    });
     for announced in (2..=BOOKMARKS).step_by(2) {
         writer.advance(rv(9 + u64::from(announced)), true);
         writer.advance(rv(10 + u64::from(announced)), true);
@@ -60,6 +71,8 @@ fn bookmark_announced_while_a_reader_looks_wakes_it() {
     drop(sees);
     writer.advance(rv(11 + u64::from(BOOKMARKS)), true);
     follower.join().expect("it ends");
+    is_over.store(true, Ordering::Relaxed);
+    crowd.join().expect("it ends");
 }
 
 struct Unparked(Thread);
