@@ -336,8 +336,12 @@ mod tests {
             .map(|_| {
                 let (TestUpstream { coalesced, tasks, .. }, permit) = (upstream.clone(), permit.clone());
                 let send: Arc<SendRequest> = Arc::new(move || {
-                    let _permit = &permit;
-                    Box::pin(std::future::pending())
+                    let held = permit.clone();
+                    Box::pin(async move {
+                        std::future::pending::<()>().await;
+                        drop(held);
+                        Err(CoalesceError::TooLarge)
+                    })
                 });
                 tokio::spawn(async move { coalesced.send(key(), &tasks, send).await.is_some() })
             })

@@ -44,10 +44,6 @@ async fn run_verb(verb: FanoutSubcommand) -> Result<CommandOutput, String> {
             };
             let order = TopOptions { every, times, form };
             let (proxies, _held, failures) = proxies(&admin).await?;
-            if times.is_none() {
-                // It is ended by a signal, after which nothing is printed.
-                failures.iter().for_each(|failure| eprintln!("{failure}"));
-            }
             if !proxies.is_empty() {
                 top(&proxies, &order).await.map_err(wrong)?;
             }
