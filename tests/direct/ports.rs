@@ -9,7 +9,7 @@ use kube_fanout::app::StartError;
 use kube_fanout::config::ServeSettings;
 use kube_fanout::net::ListenAddress;
 use tokio::io::AsyncReadExt as _;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 use crate::direct::{self, App, PATIENCE, PODS, Plan, Protocol, within};
 use crate::process::{kubeconfig, metric, run};
@@ -200,15 +200,14 @@ async fn health_or_metrics_bind_error_names_address() {
 #[tokio::test]
 async fn successor_needs_an_admin_address_of_its_own() {
     let up = demo::upstream().run().await;
-    let holder = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    // As the old process would hold it, if it shared the address.
+    let holder = TcpSocket::new_v4().expect("a socket");
+    holder.set_reuseport(true).expect("an option");
+    holder.bind(([127, 0, 0, 1], 0).into()).expect("a port");
     let at = ListenAddress::Tcp(holder.local_addr().expect("a port"));
-    drop(holder);
-    let start = || {
-        let plan = direct::app(&up).with(|config| (config.reuse_port, config.admin) = (true, Some(at.clone())));
-        plan.try_run()
-    };
-    let _first = start().await.expect("the port is free");
-    match start().await.err() {
+    let _holder = holder.listen(1).expect("it listens");
+    let plan = direct::app(&up).with(|config| (config.reuse_port, config.admin) = (true, Some(at.clone())));
+    match plan.try_run().await.err() {
         Some(StartError::Bind { address, .. }) => assert_eq!(address, at),
         other => panic!("{other:?}"),
     }
