@@ -83,6 +83,8 @@ async fn exec_plugin_output_appears_in_no_response_or_log() {
     let client = process.client();
     for (what, failure) in FAILURES {
         plugin.does(failure);
+        // A request may share a run that began before.
+        eventually("it fails", || async { client.get("/healthz").await.status >= 500 }).await;
         let mut texts = Vec::new();
         for (method, path) in [(Method::GET, LOG), (Method::POST, MAPS), (Method::GET, "/healthz")] {
             let answer = client.request(method.clone(), path).header("content-type", "application/json").send().await;
