@@ -106,7 +106,7 @@ impl Caller {
     pub fn flow(&self) -> Option<FlowDistinguisher> {
         match self {
             Self::ProxyItself => None,
-            Self::Anonymous => Some(FlowDistinguisher::from_user(&User::anonymous())),
+            Self::Anonymous => Some(FlowDistinguisher::anonymous()),
             Self::Known(known) => Some(known.flow.clone()),
         }
     }

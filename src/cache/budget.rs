@@ -264,8 +264,8 @@ impl MemoryBudget {
     /// Drops memory until at most `goal` bytes are in use, or will be once ended watches release their states.
     ///
     /// The order is by what clients lose: derived bytes are rendered again, the next pages of a paging client pass
-    /// through, watches and LISTs that still send an old state start over, and watches that lag behind the shortened history get
-    /// 410. Only [`enforce`](Self::enforce) ends a feed, and only if none of this is enough.
+    /// through, watches and LISTs that still send an old state start over, and watches that lag behind the shortened
+    /// history get 410. Only [`enforce`](Self::enforce) ends a feed, and only if none of this is enough.
     fn make_room(&self, feeds: &[Arc<dyn BudgetedFeed>], goal: usize, pending: &mut PendingMemoryRelease) {
         self.drop_derived(feeds, goal);
         self.drop_paging(feeds, goal);

@@ -1,11 +1,11 @@
 use std::any::Any;
 use std::fmt;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
 use tokio::sync::Notify;
@@ -72,7 +72,7 @@ struct DownstreamConnectionInner {
 }
 
 /// What runs on a connection after it has switched to another protocol.
-pub(super) type UpgradedFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type UpgradedFuture = BoxFuture<'static, ()>;
 
 /// Charges a connection's slot in a listener's limit to this caller; `None` if all callers count as one. Returns
 /// whether the connection may stay.

@@ -37,7 +37,7 @@ impl RequestIdentity {
         match self {
             Self::ProxyItself => None,
             Self::Bearer(_, flow) => Some(flow.clone()),
-            Self::Anonymous => Some(FlowDistinguisher::from_user(&User::anonymous())),
+            Self::Anonymous => Some(FlowDistinguisher::anonymous()),
             Self::User(user) => Some(FlowDistinguisher::per_node(user)),
         }
     }

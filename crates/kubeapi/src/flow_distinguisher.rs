@@ -39,6 +39,13 @@ impl FlowDistinguisher {
         Self(Arc::new(FlowIdentity::from_user(user, node.cloned())))
     }
 
+    /// Returns the distinguisher of all callers without a credential, who count as one user.
+    pub fn anonymous() -> Self {
+        static ANONYMOUS: LazyLock<FlowDistinguisher> =
+            LazyLock::new(|| FlowDistinguisher::from_user(&User::anonymous()));
+        ANONYMOUS.clone()
+    }
+
     /// Returns a number for the distinguisher that is almost certainly unique in this process.
     pub fn number(&self) -> u64 {
         self.0.number

@@ -304,8 +304,8 @@ mod tests {
             };
             assert_eq!(kind, expected, "{count} bindings of {subjects} subjects");
             assert!(visits.get() <= VISITS_MAX + 1, "{count} bindings of {subjects} subjects: {} visits", visits.get());
-            assert_eq!(affected.contains(&user("nobody", &[]), "t0"), kind != "only");
-            assert_eq!(affected.contains(&user("nobody", &[]), "elsewhere"), kind == "everyone");
+            assert_eq!(affected.contains(&user("eve", &[]), "t0"), kind != "only");
+            assert_eq!(affected.contains(&user("eve", &[]), "elsewhere"), kind == "everyone");
         }
     }
 }

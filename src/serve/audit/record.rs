@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use http::{HeaderMap, HeaderValue, Response, Uri};
 use k8s_openapi::jiff::Timestamp;
@@ -21,8 +21,7 @@ pub(crate) struct AuditRecord {
     info: RequestInfo,
     /// Empty if the caller is not authenticated, or is the proxy itself.
     user: User,
-    is_proxy_itself: bool,
-    /// The user whose share of the queue the record uses, if the caller is authenticated.
+    /// The user whose share of the queue the record uses; `None` if all callers are the proxy itself.
     flow: Option<FlowDistinguisher>,
     source_ips: Vec<IpAddr>,
     user_agent: String,
@@ -66,9 +65,6 @@ const TRUNCATED: &str = "...TRUNCATED";
 pub(super) const RECORD_BYTES_MAX: usize = 8 << 10;
 /// The maximum length of the names in a truncated record, in bytes.
 const NAMES_BYTES_MAX: usize = 512;
-/// The user whose share of the queue the records of unauthenticated callers use.
-static UNAUTHENTICATED: LazyLock<FlowDistinguisher> =
-    LazyLock::new(|| FlowDistinguisher::from_user(&User::anonymous()));
 const DECISION: &str = "authorization.k8s.io/decision";
 const REASON: &str = "authorization.k8s.io/reason";
 
@@ -96,8 +92,7 @@ impl AuditRecord {
             uri: recorded_target(uri.path_and_query().map_or("/", |target| target.as_str())),
             info: info.clone(),
             user: User::default(),
-            is_proxy_itself: false,
-            flow: None,
+            flow: Some(FlowDistinguisher::anonymous()),
             source_ips: source_ips(headers, peer.address),
             user_agent: truncated(user_agent.unwrap_or_default()),
             received: now(),
@@ -111,7 +106,6 @@ impl AuditRecord {
             Caller::Anonymous => anonymous(),
             caller => caller.user().cloned().unwrap_or_default(),
         };
-        self.is_proxy_itself = matches!(caller, Caller::ProxyItself);
         self.flow = caller.flow();
     }
 
@@ -141,7 +135,7 @@ impl AuditRecord {
     fn enqueue(&self, stage: AuditEventStage, audited: &AuditedResponse) -> Result<(), AuditQueueFull> {
         let event = self.event(stage, now(), audited);
         let line = event.to_line();
-        let flow = self.flow.as_ref().or((!self.is_proxy_itself).then(|| &*UNAUTHENTICATED));
+        let flow = self.flow.as_ref();
         if line.len() <= RECORD_BYTES_MAX || line.len() <= RECORD_BYTES_MAX + json_bytes(&self.user) {
             return self.queue.put(flow, line);
         }
@@ -180,7 +174,7 @@ impl AuditRecord {
 
     fn annotations<'a>(&self, decision: Option<&'a AuditDecision>) -> BTreeMap<&'static str, &'a str> {
         let (decision, reason): (_, &str) = match decision {
-            Some(AuditDecision::Allowed(_)) if self.is_proxy_itself => ("allow", "the caller is the proxy itself"),
+            Some(AuditDecision::Allowed(_)) if self.flow.is_none() => ("allow", "the caller is the proxy itself"),
             Some(AuditDecision::Allowed(reason)) => ("allow", reason),
             Some(AuditDecision::Denied(reason)) => ("forbid", reason),
             Some(AuditDecision::Unknown) | None => return BTreeMap::new(),

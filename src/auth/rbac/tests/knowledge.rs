@@ -143,7 +143,7 @@ fn objects_above_the_memory_limit_of_a_namespace_leave_out_only_themselves() {
     };
     let affected = |affected: Option<AffectedUsers>| {
         let affected = affected.expect("it affects its subjects");
-        [("u1", "t1"), ("nobody", "t1"), ("ada", "t2"), ("nobody", "t2")]
+        [("u1", "t1"), ("eve", "t1"), ("ada", "t2"), ("eve", "t2")]
             .map(|(name, namespace)| affected.contains(&user(name, &[]), namespace))
     };
     let bytes = |policy: &RbacPolicy| policy.kinds.each_ref().map(|kind| kind.bytes);
