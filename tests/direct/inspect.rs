@@ -41,11 +41,8 @@ fn help_works_as_fanoutctl_and_kubectl_plugin() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn status_top_and_explain_show_a_slow_client() {
     let up = demo::upstream().pods(20).run().await;
-    let dir = Dir::new();
-    let socket = dir.join("admin.sock");
-    let admin = format!("unix:{}", socket.display());
-    let plan = direct::app(&up).window_events(400).with(|config| config.admin = Some(ListenAddress::Unix(socket)));
-    let app = plan.run().await;
+    let plan = direct::app(&up).window_events(400).admin_on_socket();
+    let (admin, app) = (plan.admin_flag(), plan.run().await);
     let ok = app.watch(PODS).from(up.revision()).await;
     let slow = app.watch(PODS).fields("spec.nodeName!=x").from(up.revision()).stall_after(1).await;
     ok.reached(up.churn(390).await).await;
@@ -94,16 +91,12 @@ async fn explain_names_revoked_and_drained_watches() {
         up.reviews().give(token, name);
         up.reviews().allow(name, "*");
     }
-    let dir = Dir::new();
-    let socket = dir.join("admin.sock");
-    let admin = format!("unix:{}", socket.display());
-    let plan = direct::app(&up).drain(DRAIN).with(|config| {
-        config.admin = Some(ListenAddress::Unix(socket));
+    let plan = direct::app(&up).drain(DRAIN).admin_on_socket().with(|config| {
         config.auth = AuthMode::Delegated;
         let auth = &mut config.delegated.auth;
         (auth.token_ttl, auth.allowed_ttl, auth.recheck) = (SOON, SOON, SOON);
     });
-    let mut app = plan.run().await;
+    let (admin, mut app) = (plan.admin_flag(), plan.run().await);
     let explained = async |name: &str| fanout(&["explain", "--address", &admin, "--user", name]).await.stdout;
     let watch = async |token: &str, protocol| {
         let watch = app.bearing(token).watch(PODS).initial_events().over(protocol).await;
@@ -196,10 +189,8 @@ async fn diff_reports_only_real_differences() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unreachable_proxy_does_not_hide_others() {
     let up = demo::upstream().pods(2).run().await;
-    let dir = Dir::new();
-    let socket = dir.join("admin.sock");
-    let admin = format!("unix:{}", socket.display());
-    let app = direct::app(&up).with(|config| config.admin = Some(ListenAddress::Unix(socket))).run().await;
+    let plan = direct::app(&up).admin_on_socket();
+    let (admin, app) = (plan.admin_flag(), plan.run().await);
     app.discovered().await;
     for verb in ["status", "explain"] {
         let both = fanout(&[verb, "--address", "http://127.0.0.1:1", "--address", &admin]).await;

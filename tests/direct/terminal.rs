@@ -6,12 +6,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use kube_fanout::net::ListenAddress;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
-use crate::direct::{self, Dir, PODS, eventually};
+use crate::direct::{self, PODS, eventually};
 
 /// `top` with a terminal of its own.
 struct Top {
@@ -155,11 +154,8 @@ fn assert_restored(output: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn top_handles_keys_and_restores_terminal() {
     let up = demo::upstream().pods(20).run().await;
-    let dir = Dir::new();
-    let socket = dir.join("admin.sock");
-    let admin = format!("unix:{}", socket.display());
-    let plan = direct::app(&up).with(|config| config.admin = Some(ListenAddress::Unix(socket)));
-    let app = plan.run().await;
+    let plan = direct::app(&up).admin_on_socket();
+    let (admin, app) = (plan.admin_flag(), plan.run().await);
     let watch = app.watch(PODS).from(up.revision()).await;
     watch.reached(up.churn(10).await).await;
 

@@ -158,8 +158,17 @@ impl Plan {
 
     /// Serves the admin pages on a unix socket, where the process's own user can also see client activity.
     pub fn admin_on_socket(self) -> Self {
-        let path = self.dir.join("admin.sock");
+        let path = self.admin_socket();
         self.with(|config| config.admin = Some(ListenAddress::Unix(path)))
+    }
+
+    /// The address of the admin pages after [`admin_on_socket`](Self::admin_on_socket), as a flag has it.
+    pub fn admin_flag(&self) -> String {
+        format!("unix:{}", self.admin_socket().display())
+    }
+
+    fn admin_socket(&self) -> PathBuf {
+        self.dir.join("admin.sock")
     }
 
     pub async fn run(self) -> App {
