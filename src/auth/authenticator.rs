@@ -3,6 +3,7 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, join_all};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -10,6 +11,7 @@ use super::access_reviewer::AccessReviewer;
 use super::certificate::{CertificateAuthorities, CertificateIdentity, CertificateRejection};
 use super::comparison_queue::ComparisonQueue;
 use super::credential::{AuthenticatedIdentity, Credential};
+use super::policy_changes::PolicyChanges;
 use super::token_reviewer::{TokenReviewPurpose, TokenReviewer};
 use super::token_verifier::TokenVerifier;
 use super::{AuthConfig, CertificateAuthorityRole, GrantError, PeerCertChain};
@@ -32,12 +34,16 @@ pub struct FrontProxyConfig {
 /// Determines the identity and the permissions of callers. Results are valid only for a short time and are obtained
 /// again.
 pub(super) struct Authenticator {
+    pub(super) config: Arc<AuthConfig>,
     pub(super) reviews: Arc<dyn ReviewClient>,
     key: ring::hmac::Key,
     pub(super) token_reviewer: TokenReviewer,
     pub(super) access_reviewer: AccessReviewer,
     /// The answers given here that are compared with upstream's.
     pub(super) comparisons: Arc<ComparisonQueue>,
+    pub(super) changes: PolicyChanges,
+    /// The number of open watches that continue although their permissions cannot be checked.
+    pub(super) outages: Mutex<usize>,
     pub(super) clock: WallClock,
     client_authorities: Option<ReloadableAuthorities>,
     front_proxy: Option<FrontProxyConfig>,
@@ -116,7 +122,7 @@ impl Authenticator {
     pub(super) fn new(
         reviews: Arc<dyn ReviewClient>,
         verifier: Option<TokenVerifier>,
-        config: &AuthConfig,
+        config: AuthConfig,
         client_authorities: Option<ReloadableAuthorities>,
         front_proxy: Option<FrontProxyConfig>,
         clock: WallClock,
@@ -127,9 +133,12 @@ impl Authenticator {
         let comparisons = Arc::new(ComparisonQueue::new(config.compare_one_in));
         Self {
             key: ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &secret),
-            token_reviewer: TokenReviewer::new(reviews.clone(), verifier, comparisons.clone(), config, clock.clone()),
-            access_reviewer: AccessReviewer::new(reviews.clone(), comparisons.clone(), config),
+            token_reviewer: TokenReviewer::new(reviews.clone(), verifier, comparisons.clone(), &config, clock.clone()),
+            access_reviewer: AccessReviewer::new(reviews.clone(), comparisons.clone(), &config),
+            config: Arc::new(config),
             comparisons,
+            changes: PolicyChanges::new(),
+            outages: Mutex::default(),
             reviews,
             clock,
             client_authorities,

@@ -5,13 +5,12 @@ use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use tokio::time::{Instant, timeout};
 
-use super::access_reviewer::AccessReviewer;
 use super::authenticator::{AuthenticatedCaller, Authenticator, Caller, FrontProxyConfig, ReloadableAuthorities};
 use super::credential::{AuthenticatedIdentity, Credential};
 use super::grant_leases::GrantLeases;
 use super::impersonation::{Impersonation, ImpersonationDenied};
 use super::namespace_access_decisions::NamespaceDecisions;
-use super::policy_changes::{PolicyChanges, PolicyRecheckRounds};
+use super::policy_changes::PolicyRecheckRounds;
 use super::rbac_authorizer::{RbacAuthorizer, RbacChange};
 use super::review_purpose::ReviewPurpose;
 use super::reviewed_namespace_limit::ReviewedNamespaceLimit;
@@ -34,12 +33,10 @@ pub struct Authorizer {
 }
 
 struct DelegatedAuthorizer {
-    config: Arc<AuthConfig>,
     authenticator: Arc<Authenticator>,
     leases: Arc<GrantLeases>,
     /// The limit on the namespaces that open watches depend on.
     quota: ReviewedNamespaceLimit,
-    changes: Arc<PolicyChanges>,
     client: UpstreamClient,
     /// The user that upstream sees for the proxy. It expires, because the proxy's credentials may change.
     own_user: moka::future::Cache<(), Arc<User>>,
@@ -96,23 +93,22 @@ impl Authorizer {
     ) -> Self {
         let DelegatedAuthDeps { client, client_authorities, front_proxy, node: _, clock, tasks } = parts;
         let authenticator =
-            Arc::new(Authenticator::new(reviews, verifier, &config, client_authorities, front_proxy, clock));
-        let changes = Arc::new(PolicyChanges::new());
-        let leases = Arc::new(GrantLeases::new(authenticator.clone(), changes.clone(), config.clone(), tasks.clone()));
+            Arc::new(Authenticator::new(reviews, verifier, config, client_authorities, front_proxy, clock));
+        let leases = Arc::new(GrantLeases::new(authenticator.clone(), tasks.clone()));
+        let config = authenticator.config.clone();
         let count_max = |per_second: u32| per_second.saturating_mul(NAMESPACE_REVIEW_SECONDS) as usize;
         let quota = ReviewedNamespaceLimit::new(count_max(config.namespaces), count_max(config.namespaces_per_user));
         let own_user = moka::future::Cache::builder().max_capacity(1).time_to_live(OWN_USER_TTL).build();
         let release = moka::future::Cache::builder().max_capacity(1).time_to_live(RELEASE_TTL).build();
-        tasks.spawn_critical("policy", apply_policy_changes(changes.clone(), authenticator.clone(), leases.clone()));
+        tasks.spawn_critical("policy", apply_policy_changes(leases.clone()));
         if authenticator.access_reviewer.rbac.is_configured() {
-            tasks.spawn_critical("local decisions", apply_rule_changes(authenticator.clone(), leases.clone()));
+            tasks.spawn_critical("local decisions", apply_rule_changes(leases.clone()));
         }
         if authenticator.access_reviewer.rbac.is_configured() || authenticator.verifier().is_some() {
             tasks.spawn_critical("comparisons", comparison::run(authenticator.clone()));
         }
-        let config = Arc::new(config);
-        let shared = DelegatedAuthorizer { config, authenticator, leases, quota, changes, client, own_user, release };
-        Self { config: shared.config.clone(), delegated: Some(Arc::new(shared)) }
+        let shared = DelegatedAuthorizer { authenticator, leases, quota, client, own_user, release };
+        Self { config, delegated: Some(Arc::new(shared)) }
     }
 
     /// Whether every caller is treated as the proxy itself.
@@ -123,10 +119,7 @@ impl Authorizer {
     /// Whether a caller may read from the cache. A caller without a credential may do so only if the configuration
     /// allows it.
     pub fn may_read_cache(&self, caller: &Caller) -> bool {
-        match (caller, &self.delegated) {
-            (Caller::Anonymous, Some(shared)) => shared.config.anonymous,
-            _ => true,
-        }
+        self.is_open() || self.config.anonymous || !matches!(caller, Caller::Anonymous)
     }
 
     /// Authenticates the sender of a request. The first accepted credential counts, in the apiserver's order: front
@@ -159,8 +152,9 @@ impl Authorizer {
         let Some(shared) = &self.delegated else { return true };
         let Ok(known) = shared.known(caller) else { return false };
         let Some(known) = known else { return true };
-        let (reviewer, access) = (&shared.authenticator.access_reviewer, AccessAttributes::from_request(info));
-        reviewer.allows_proxy(&known.user, &Arc::new(access), &shared.changes).await.is_ok()
+        let (access, authenticator) = (AccessAttributes::from_request(info), &shared.authenticator);
+        let reviewer = &authenticator.access_reviewer;
+        reviewer.allows_proxy(&known.user, &Arc::new(access), &authenticator.changes).await.is_ok()
     }
 
     /// Grants a read: all of it or, of a `filterable` collection, the namespaces in which the caller may perform the same
@@ -240,7 +234,7 @@ impl Authorizer {
     pub fn load_policy(&self, kind: RbacKind, objects: impl IntoIterator<Item = Option<RbacEvent>>) {
         if let Some(shared) = &self.delegated {
             shared.authenticator.access_reviewer.rbac.load(kind, objects);
-            shared.changes.watch_started();
+            shared.authenticator.changes.watch_started();
         }
     }
 
@@ -257,7 +251,7 @@ impl Authorizer {
         let Some(shared) = &self.delegated else { return false };
         let affected = shared.authenticator.access_reviewer.rbac.apply(kind, change);
         // Upstream's authorizers may see the change a moment earlier or later.
-        affected.iter().for_each(|affected| shared.changes.add(affected));
+        affected.iter().for_each(|affected| shared.authenticator.changes.add(affected));
         affected.is_some()
     }
 
@@ -267,7 +261,7 @@ impl Authorizer {
         if let Some(shared) = &self.delegated {
             shared.authenticator.access_reviewer.rbac.set_live(kind, stale_since, |is_watched| {
                 metrics::policy_watched(is_watched);
-                shared.changes.set_open(is_watched);
+                shared.authenticator.changes.set_open(is_watched);
             });
         }
     }
@@ -291,8 +285,8 @@ impl Authorizer {
     }
 
     #[cfg(test)]
-    pub(super) fn changes(&self) -> &PolicyChanges {
-        &self.delegated.as_ref().expect("it delegates").changes
+    pub(super) fn changes(&self) -> &super::policy_changes::PolicyChanges {
+        &self.delegated.as_ref().expect("it delegates").authenticator.changes
     }
 
     /// Keeps `ready` from being ready while the proxy may not create reviews; `None` if it creates none. The guards are
@@ -309,7 +303,7 @@ impl Authorizer {
 
     /// Returns the time since which no policy change was received; `None` if changes would not be received at once.
     pub fn policy_unchanged_since(&self) -> Option<Instant> {
-        self.delegated.as_ref()?.changes.unchanged_since()
+        self.delegated.as_ref()?.authenticator.changes.unchanged_since()
     }
 
     /// Returns the configuration, whose TTLs bound the age of cached decisions.
@@ -374,8 +368,9 @@ impl DelegatedAuthorizer {
         let known = self.known(caller)?.ok_or_else(GrantError::denied)?;
         // Reviews count by account and not by node, because an account's permissions are the same on each node.
         let is_watch = info.verb == RequestVerb::Watch;
-        let watch =
-            is_watch.then(|| (self.quota.permits(&FlowDistinguisher::from_user(&known.user)), self.config.recheck));
+        let watch = is_watch.then(|| {
+            (self.quota.permits(&FlowDistinguisher::from_user(&known.user)), self.authenticator.config.recheck)
+        });
         let authenticator = self.authenticator.clone();
         let decisions = Arc::new(NamespaceDecisions::new(authenticator, known.user.clone(), access.clone(), watch));
         let lease = is_watch.then(|| self.leases.acquire(&known, &access, Some(decisions.clone())));
@@ -392,7 +387,7 @@ impl DelegatedAuthorizer {
     fn known(&self, caller: &Caller) -> Result<Option<Arc<AuthenticatedCaller>>, GrantError> {
         match caller {
             Caller::ProxyItself => Ok(None),
-            Caller::Anonymous if !self.config.anonymous => Err(GrantError::Unauthenticated),
+            Caller::Anonymous if !self.authenticator.config.anonymous => Err(GrantError::Unauthenticated),
             Caller::Anonymous => {
                 let credential = Credential::Anonymous;
                 let user = Arc::new(User::anonymous());
@@ -421,14 +416,10 @@ impl DelegatedAuthorizer {
 }
 
 /// Applies policy changes as they are received.
-async fn apply_policy_changes(
-    changes: Arc<PolicyChanges>,
-    authenticator: Arc<Authenticator>,
-    leases: Arc<GrantLeases>,
-) {
-    let mut rounds = PolicyRecheckRounds::new();
+async fn apply_policy_changes(leases: Arc<GrantLeases>) {
+    let (authenticator, mut rounds) = (&leases.authenticator, PolicyRecheckRounds::new());
     loop {
-        let (affected, is_missed) = changes.next(&mut rounds).await;
+        let (affected, is_missed) = authenticator.changes.next(&mut rounds).await;
         let removed = if is_missed { &AffectedUsers::Everyone } else { &affected };
         authenticator.access_reviewer.remove_affected(removed).await;
         if is_missed {
@@ -441,10 +432,10 @@ async fn apply_policy_changes(
 }
 
 /// Applies changes of the rules to what was decided by them.
-async fn apply_rule_changes(authenticator: Arc<Authenticator>, leases: Arc<GrantLeases>) {
-    let AccessReviewer { rbac, .. } = &authenticator.access_reviewer;
+async fn apply_rule_changes(leases: Arc<GrantLeases>) {
+    let authenticator = &leases.authenticator;
     loop {
-        match rbac.next_change().await {
+        match authenticator.access_reviewer.rbac.next_change().await {
             RbacChange::Started => {
                 tracing::info!("access decisions by RBAC started");
                 leases.expedite_pending().await;

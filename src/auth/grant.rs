@@ -233,7 +233,7 @@ impl ReadableNamespaces {
         let authenticator = super::authenticator::Authenticator::new(
             Arc::new(client),
             None,
-            &super::AuthConfig::default(),
+            super::AuthConfig::default(),
             None,
             None,
             base::WallClock::default(),

@@ -1,5 +1,4 @@
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -43,31 +42,6 @@ pub struct RevokedPermission {
     /// The access that the permission allowed.
     pub access: Arc<AccessAttributes>,
     pub reason: GrantError,
-}
-
-/// When open watches end whose permissions cannot be checked. A review with an answer resets it.
-#[derive(Debug, Default)]
-pub(super) struct ReviewGrace {
-    /// The time since which upstream rejects the proxy's reviews without another result in between.
-    forbidden_since: Option<Instant>,
-}
-
-/// How long open watches continue after upstream begins to reject the proxy's reviews. An apiserver that starts does so
-/// for some seconds (R-UPSTREAM-5).
-const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
-
-impl ReviewGrace {
-    /// Returns the time at which watches end if `error` remains the only result. The first failed check was due at
-    /// `since`, and `outage` is the grace of an outage. If the proxy's account may not create reviews, that does not
-    /// count as an outage (docs/SECURITY.md, "When the apiserver is unreachable"), but an outage may precede it.
-    pub(super) fn ends(&mut self, error: &GrantError, since: Instant, outage: Duration) -> Instant {
-        let outage_ends = since + outage;
-        if !matches!(error, GrantError::ReviewsForbidden(_)) {
-            self.forbidden_since = None;
-            return outage_ends;
-        }
-        outage_ends.min(*self.forbidden_since.get_or_insert_with(Instant::now) + FORBIDDEN_GRACE)
-    }
 }
 
 impl GrantError {
@@ -128,6 +102,8 @@ impl GrantError {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use kubeapi::Status;
 
@@ -135,7 +111,7 @@ mod tests {
     fn unanswered_review_names_the_kind_of_the_failure() {
         for (error, why) in [
             (UpstreamError::Unreachable("connection refused".into()), "the apiserver is unreachable"),
-            (UpstreamError::Timeout(FORBIDDEN_GRACE), "the apiserver did not respond in time"),
+            (UpstreamError::Timeout(Duration::from_secs(30)), "the apiserver did not respond in time"),
             (UpstreamError::Credentials("/a/path".to_owned()), "the proxy cannot load its upstream credentials"),
             (UpstreamError::EndlessPages, "the apiserver's response cannot be used"),
         ] {
@@ -154,7 +130,7 @@ mod tests {
             (refused(429), "unavailable"),
             (refused(500), "unavailable"),
             (UpstreamError::Unreachable("connection refused".into()), "unavailable"),
-            (UpstreamError::Timeout(FORBIDDEN_GRACE), "unavailable"),
+            (UpstreamError::Timeout(Duration::from_secs(30)), "unavailable"),
             (UpstreamError::Credentials("/a/path".to_owned()), "unavailable"),
             (UpstreamError::OtherDocument("/apis/authorization.k8s.io/v1".to_owned()), "unavailable"),
         ] {

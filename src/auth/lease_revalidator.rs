@@ -10,43 +10,29 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::OptionFuture;
-use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::authenticator::{AuthenticatedCaller, Authenticator, ReloadableAuthorities};
-use super::credential::AuthenticatedIdentity;
-use super::grant_error::ReviewGrace;
-use super::grant_lease::GrantLeaseState;
-use super::lease_ttls::{DecisionTtls, GrantLeaseTtls, LastReviewTimes};
-use super::policy_changes::PolicyChanges;
-use super::recheck_request::RecheckRequest;
+use super::credential::{AuthenticatedIdentity, Credential};
+use super::grant_lease::{GrantLeaseState, RecheckRequest};
+use super::recheck_schedule::ReviewOutage;
 use super::review_purpose::ReviewPurpose;
 use super::token_reviewer::TokenReviewPurpose;
-use super::{AuthConfig, GrantError, metrics};
+use super::{AuthConfig, GrantError};
 use base::random;
 use kubeapi::FlowDistinguisher;
 
-/// What the checks of all leases share.
-pub(super) struct LeaseCheckDeps {
-    pub(super) authenticator: Arc<Authenticator>,
-    pub(super) changes: Arc<PolicyChanges>,
-    pub(super) config: AuthConfig,
-    /// The number of leases that continue although their permissions cannot be checked.
-    pub(super) uncertain: Mutex<usize>,
-}
-
 /// Checks a lease repeatedly until it ends.
 pub(super) struct GrantLeaseRevalidator {
-    deps: Arc<LeaseCheckDeps>,
+    authenticator: Arc<Authenticator>,
     state: Arc<GrantLeaseState>,
     /// Cancelled when the lease is dropped.
     ended: CancellationToken,
-    lease_ttls: GrantLeaseTtls,
     expires_at: Option<SystemTime>,
-    reviewed: LastReviewTimes,
-    /// The times before which no decision is accepted for the lease.
-    oldest_accepted: LastReviewTimes,
+    /// The user of the credential.
+    identity: LeasedDecision,
+    permission: LeasedDecision,
     /// The time at which upstream's authorizers have certainly received the last policy change. The permission is
     /// reviewed again then.
     settles_at: Instant,
@@ -54,10 +40,18 @@ pub(super) struct GrantLeaseRevalidator {
     lag_delay: Option<Duration>,
 }
 
-/// Counts a lease as uncertain while `is_counted` is set. Dropping it ends that.
-struct UnverifiedLeaseCountGuard<'a> {
-    deps: &'a LeaseCheckDeps,
-    is_counted: Mutex<bool>,
+/// A decision that a lease depends on, and how long it stays valid between two checks.
+///
+/// Each period is shortened by up to a fifth at random, and the first one by up to four fifths. So leases that began
+/// together are checked at different times.
+struct LeasedDecision {
+    period: Duration,
+    /// How long the last decision stays valid.
+    ttl: Duration,
+    /// The time at which the decision was last reviewed.
+    reviewed: Instant,
+    /// The time before which no decision is accepted.
+    oldest_accepted: Instant,
 }
 
 /// The maximum time for all reviews of one lease check.
@@ -68,36 +62,46 @@ const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// milliseconds. The delay doubles up to [`LAG_DELAY_MAX`]; later reviews are those of the rounds after any change.
 const LAG_DELAY_FIRST: Duration = Duration::from_millis(10);
 const LAG_DELAY_MAX: Duration = Duration::from_millis(320);
+/// The shortest first period of a lease, as a fraction. The leases of a proxy that has just started began together, and
+/// so did those of other proxies.
+const FIRST_MIN: f64 = 0.2;
+/// The fraction of its period after which a decision is renewed together with another one that is due now.
+const EARLY_RENEWAL: f64 = 0.9;
+/// The maximum age of a shared decision, as a fraction of the period.
+const SHARED: f64 = 0.75;
 
 impl GrantLeaseRevalidator {
     /// Creates the revalidator of a new lease. `ended` is cancelled when the lease is dropped.
     pub(super) fn new(
-        deps: Arc<LeaseCheckDeps>,
+        authenticator: Arc<Authenticator>,
         state: Arc<GrantLeaseState>,
         caller: &AuthenticatedCaller,
         ended: CancellationToken,
     ) -> Self {
-        let lease_ttls = GrantLeaseTtls::new(&deps.config, &caller.credential, &caller.user);
-        let settles_at = lease_ttls.settled_after(deps.changes.last_activity());
-        let now = LastReviewTimes::at(Instant::now());
-        let (reviewed, oldest_accepted, expires_at) = (now, now, caller.expires_at);
-        Self { deps, state, ended, lease_ttls, expires_at, reviewed, oldest_accepted, settles_at, lag_delay: None }
+        let config = &authenticator.config;
+        let permission_period = config.recheck_of(&caller.user);
+        // A certificate needs no review: it has its own identity and expiry.
+        let is_reviewed = matches!(caller.credential, Credential::Token(_));
+        let identity_period = if is_reviewed { config.recheck.max(config.recheck_tokens) } else { permission_period };
+        let fraction = FIRST_MIN + (1.0 - FIRST_MIN) * random::f64();
+        let (identity, permission) =
+            (LeasedDecision::new(identity_period, fraction), LeasedDecision::new(permission_period, fraction));
+        let settles_at = authenticator.changes.last_activity() + config.recheck;
+        let expires_at = caller.expires_at;
+        Self { authenticator, state, ended, expires_at, identity, permission, settles_at, lag_delay: None }
     }
 
     /// Checks the lease until it has ended.
     pub(super) async fn run(mut self) {
-        let (state, deps, grace) = (self.state.clone(), self.deps.clone(), self.lease_ttls.grace);
+        let state = self.state.clone();
         let error = match &state.decisions {
             None => self.check_until_revoked().await,
-            Some(decisions) => {
-                let uncertain = UnverifiedLeaseCountGuard::new(&deps);
-                tokio::select! {
-                    biased;
-                    error = self.check_until_revoked() => error,
-                    error = decisions.run_rechecks(grace, |is_counted| uncertain.set(is_counted)) => error,
-                    never = decisions.run_reviews() => match never {},
-                }
-            }
+            Some(decisions) => tokio::select! {
+                biased;
+                error = self.check_until_revoked() => error,
+                error = decisions.run_rechecks() => error,
+                never = decisions.run_reviews() => match never {},
+            },
         };
         if !self.ended.is_cancelled() {
             state.refuse(error);
@@ -106,53 +110,49 @@ impl GrantLeaseRevalidator {
 
     /// Checks the lease until it must end. Returns the reason.
     async fn check_until_revoked(&mut self) -> GrantError {
-        let (state, deps) = (self.state.clone(), self.deps.clone());
-        let uncertain = UnverifiedLeaseCountGuard::new(&deps);
-        let mut ttls = self.lease_ttls.first();
-        let (mut due, mut uncertain_since, mut grace) = (self.next_check(ttls), None, ReviewGrace::default());
-        let mut authorities = deps.authenticator.authorities(&state.credential);
+        let (state, authenticator) = (self.state.clone(), self.authenticator.clone());
+        let (mut due, mut uncertain_since, mut outage) = (self.next_check(), None, None);
+        let mut authorities = authenticator.authorities(&state.credential);
         // Whether the last review of an uncertain lease denied the access.
         let mut is_denied = false;
         let mut lost_review_at = Instant::now();
         loop {
-            let before = self.reviewed;
-            let lost = deps.authenticator.lost(&state.id);
+            let lost = authenticator.lost(&state.id);
             let lost = OptionFuture::from(lost.as_deref().map(|lost| async move {
                 lost.cancelled().await;
                 sleep_until(lost_review_at).await;
             }));
             let reloaded = OptionFuture::from(authorities.as_mut().map(ReloadableAuthorities::changed));
             // Policy changes do not affect the identity.
-            let since = tokio::select! {
+            let with_identity = tokio::select! {
                 biased;
-                () = sleep_until(due) => Some(self.reviewed.oldest_accepted(ttls)),
+                () = sleep_until(due) => true,
                 request = state.recheck.due() => {
-                    self.settles_at = self.lease_ttls.settled_after(request.since);
+                    self.settles_at = request.since + authenticator.config.recheck;
                     // Until a review after the change succeeds, no older decision is accepted.
-                    self.oldest_accepted.permission = request.since;
+                    self.permission.oldest_accepted = request.since;
                     // A check may have found the lease to be local since then.
-                    self.reviewed.permission = self.reviewed.permission.min(request.certain_until);
-                    due = due.min(request.certain_until + self.lease_ttls.permission_ttl);
+                    self.permission.reviewed = self.permission.reviewed.min(request.certain_until);
+                    due = due.min(request.certain_until + self.permission.period);
                     self.lag_delay = if request.lost_rule { Some(LAG_DELAY_FIRST) } else { self.lag_delay };
-                    None
+                    false
                 }
                 // Upstream may accept the token for some seconds more.
                 Some(()) = lost => {
                     lost_review_at = Instant::now() + RETRY_DELAY;
-                    self.oldest_accepted.identity = Instant::now();
-                    Some(self.oldest_accepted)
+                    self.identity.oldest_accepted = Instant::now();
+                    true
                 }
                 Some(()) = reloaded => {
-                    self.oldest_accepted = LastReviewTimes::at(Instant::now());
-                    Some(self.oldest_accepted)
+                    self.identity.oldest_accepted = Instant::now();
+                    self.permission.oldest_accepted = Instant::now();
+                    true
                 }
             };
-            match timeout(CHECK_TIMEOUT, self.check(since)).await.unwrap_or_else(|_| Err(timed_out())) {
+            match timeout(CHECK_TIMEOUT, self.check(with_identity)).await.unwrap_or_else(|_| Err(timed_out())) {
                 Ok(()) => {
-                    uncertain.set(false);
-                    (uncertain_since, grace, is_denied) = (None, ReviewGrace::default(), false);
-                    ttls = self.lease_ttls.next(ttls, before, self.reviewed);
-                    due = self.next_check(ttls);
+                    (uncertain_since, outage, is_denied) = (None, None, false);
+                    due = self.next_check();
                 }
                 // The credential has expired by its own terms, so no review is needed.
                 Err(error) if error.is_inconclusive() && self.is_expired() => {
@@ -160,21 +160,19 @@ impl GrantLeaseRevalidator {
                 }
                 // An apiserver that starts may deny all access until it has its rules, so after an outage a second
                 // review must confirm a denial.
-                Err(error)
-                    if error.is_inconclusive() || error.is_denial() && uncertain_since.is_some() && !is_denied =>
-                {
+                Err(error) if error.is_inconclusive() || error.is_denial() && outage.is_some() && !is_denied => {
                     is_denied = error.is_denial();
                     if is_denied {
-                        self.oldest_accepted.permission = Instant::now();
+                        self.permission.oldest_accepted = Instant::now();
                     }
-                    uncertain.set(true);
+                    let outage = outage.get_or_insert_with(|| ReviewOutage::begin(&authenticator.outages));
                     let since = *uncertain_since.get_or_insert(due.min(Instant::now()));
-                    let ends = grace.ends(&error, since, self.lease_ttls.grace);
+                    let ends = outage.ends(&error, since, authenticator.config.outage_grace);
                     if ends <= Instant::now() {
                         return error;
                     }
                     let delay = RETRY_DELAY.mul_f64(1.0 + 0.5 * random::f64());
-                    let delay = delay.min(self.lease_ttls.permission_ttl).min(self.lease_ttls.identity_ttl);
+                    let delay = delay.min(self.permission.period).min(self.identity.period);
                     due = self.by_expiry((Instant::now() + delay).min(ends));
                 }
                 Err(error) => return error,
@@ -182,51 +180,55 @@ impl GrantLeaseRevalidator {
         }
     }
 
-    /// Checks the caller's identity and permission again. Parts checked since `since` are skipped; `None` means only
-    /// the permission of the user as last seen.
-    async fn check(&mut self, since: Option<LastReviewTimes>) -> Result<(), GrantError> {
-        let (state, deps) = (self.state.clone(), self.deps.clone());
-        let Some(since) = since else {
-            self.reviewed.permission = self.review_permission(self.oldest_accepted.permission).await?;
+    /// Checks the caller's permission again, and its identity if `with_identity`. Otherwise the permission of the user as
+    /// last seen is reviewed, also if it is not due.
+    async fn check(&mut self, with_identity: bool) -> Result<(), GrantError> {
+        let (state, authenticator) = (self.state.clone(), self.authenticator.clone());
+        // One factor for both, so that decisions with the same period are renewed together.
+        let fraction = 0.8 + 0.2 * random::f64();
+        if !with_identity {
+            let sent = self.review_permission(self.permission.oldest_accepted).await?;
+            self.permission.record(sent, fraction);
             return Ok(());
-        };
-        let oldest = since.identity.max(self.oldest_accepted.identity);
+        }
+        let oldest = self.identity.oldest_sufficient();
         let mut is_another = false;
-        if self.reviewed.identity < oldest || self.is_expired() {
+        if self.identity.reviewed < oldest || self.is_expired() {
             let flow = FlowDistinguisher::from_user(&state.user.lock());
             let purpose = TokenReviewPurpose::Lease { since: oldest, flow: &flow };
-            let identified = deps.authenticator.identify(state.id, &state.credential, purpose).await?;
+            let identified = authenticator.identify(state.id, &state.credential, purpose).await?;
             let AuthenticatedIdentity { reviewed, user, expires_at } = identified.ok_or(GrantError::Unauthenticated)?;
-            (self.reviewed.identity, self.expires_at) = (reviewed, expires_at);
+            self.identity.record(reviewed, fraction);
+            self.expires_at = expires_at;
             is_another = state.replace_user(&user);
             if let Some(decisions) = &state.decisions {
                 decisions.set_user(&user);
             }
         }
-        if state.decisions.is_some() {
-            // The permission in each namespace is reviewed separately.
-            self.reviewed.permission = Instant::now();
-            return Ok(());
-        }
         if is_another {
             // The decision for the former groups is not valid, and changes that affect the new ones were not tracked.
-            self.oldest_accepted.permission = Instant::now();
-            self.settles_at = self.lease_ttls.settled_after(deps.changes.last_activity());
+            self.permission.oldest_accepted = Instant::now();
+            self.settles_at = authenticator.changes.last_activity() + authenticator.config.recheck;
         }
-        if state.is_local() {
-            self.reviewed.permission = Instant::now();
+        // The permission in each namespace is reviewed separately.
+        if state.decisions.is_some() || state.is_local() {
+            self.permission.record(Instant::now(), fraction);
             return Ok(());
         }
-        let oldest = since.permission.max(self.oldest_accepted.permission);
-        let oldest = self.lease_ttls.oldest_accepted_review(self.settles_at).map_or(oldest, |least| oldest.max(least));
-        if self.reviewed.permission < oldest {
-            let rbac_allowed_at = state.rbac_allowed_since(self.oldest_accepted.permission.max(self.settles_at));
+        let oldest = self.permission.oldest_sufficient();
+        // All of upstream's decisions take the last change into account from `settles_at` on. A permission that is
+        // reviewed soon after that in any case is not reviewed once more.
+        let AuthConfig { recheck, recheck_rbac, .. } = *authenticator.config;
+        let is_settled = self.permission.period > recheck && self.settles_at <= Instant::now();
+        let oldest = if is_settled { oldest.max(self.settles_at) } else { oldest };
+        if self.permission.reviewed < oldest {
+            let rbac_allowed_at = state.rbac_allowed_since(self.permission.oldest_accepted.max(self.settles_at));
             // A permission that is checked this rarely in any case is not extended further.
-            self.reviewed.permission =
-                match rbac_allowed_at.filter(|_| self.lease_ttls.rbac_ttl > self.lease_ttls.permission_ttl) {
-                    Some(sent) if deps.changes.still_valid(sent, self.lease_ttls.rbac_ttl) => Instant::now(),
-                    _ => self.review_permission(oldest).await?,
-                };
+            let sent = match rbac_allowed_at.filter(|_| recheck_rbac > self.permission.period) {
+                Some(sent) if authenticator.changes.still_valid(sent, recheck_rbac) => Instant::now(),
+                _ => self.review_permission(oldest).await?,
+            };
+            self.permission.record(sent, fraction);
         }
         Ok(())
     }
@@ -234,7 +236,7 @@ impl GrantLeaseRevalidator {
     /// Reviews the permission, unless it was reviewed since `since`. Returns when.
     async fn review_permission(&mut self, since: Instant) -> Result<Instant, GrantError> {
         let (user, access) = (self.state.user.lock().clone(), &self.state.access);
-        let reviewer = &self.deps.authenticator.access_reviewer;
+        let reviewer = &self.authenticator.access_reviewer;
         let allowed = reviewer.decide(&user, access, ReviewPurpose::Lease, Some(since)).await?;
         self.state.record_decision(&user, &allowed, &reviewer.rbac);
         let delay = self.lag_delay.take().filter(|delay| allowed.is_by_rbac() && *delay <= LAG_DELAY_MAX);
@@ -248,26 +250,31 @@ impl GrantLeaseRevalidator {
 
     /// Returns the time of the next check without an event: when a decision is due, and once more soon after a policy
     /// change has settled.
-    fn next_check(&self, ttls: DecisionTtls) -> Instant {
+    fn next_check(&self) -> Instant {
         if self.state.is_local() {
-            return self.by_expiry(self.reviewed.identity_due(ttls));
+            return self.by_expiry(self.identity.due());
         }
-        let due = self.reviewed.due(ttls);
-        let is_settled = self.state.decisions.is_some() || self.reviewed.permission >= self.settles_at;
-        self.by_expiry(if is_settled { due } else { self.lease_ttls.review_time_after(self.settles_at, due) })
+        let (due, recheck) = (self.identity.due().min(self.permission.due()), self.authenticator.config.recheck);
+        let is_settled = self.state.decisions.is_some() || self.permission.reviewed >= self.settles_at;
+        // The time is random, to separate leases that one change affects.
+        self.by_expiry(if is_settled || due <= self.settles_at + recheck {
+            due
+        } else {
+            self.settles_at + recheck.mul_f64(0.8 * random::f64())
+        })
     }
 
     /// That time, or a little after the credential's expiry if earlier. At most a day, because a token may claim any
     /// time, and the clock may be set.
     fn by_expiry(&self, due: Instant) -> Instant {
         let Some(expires_at) = self.expires_at else { return due };
-        let left = expires_at.duration_since(self.deps.authenticator.clock.now()).unwrap_or_default();
+        let left = expires_at.duration_since(self.authenticator.clock.now()).unwrap_or_default();
         due.min(Instant::now() + left.min(Duration::from_secs(24 * 3600)) + Duration::from_millis(10))
     }
 
     /// Whether the credential has expired by its own terms.
     fn is_expired(&self) -> bool {
-        self.expires_at.is_some_and(|expires_at| expires_at <= self.deps.authenticator.clock.now())
+        self.expires_at.is_some_and(|expires_at| expires_at <= self.authenticator.clock.now())
     }
 }
 
@@ -280,23 +287,31 @@ impl Drop for GrantLeaseRevalidator {
     }
 }
 
-impl<'a> UnverifiedLeaseCountGuard<'a> {
-    fn new(deps: &'a LeaseCheckDeps) -> Self {
-        Self { deps, is_counted: Mutex::new(false) }
+impl LeasedDecision {
+    /// Creates the decision of a new lease, whose first period has this part of the length of others.
+    fn new(period: Duration, fraction: f64) -> Self {
+        let now = Instant::now();
+        Self { period, ttl: period.mul_f64(fraction), reviewed: now, oldest_accepted: now }
     }
 
-    fn set(&self, is_counted: bool) {
-        if std::mem::replace(&mut *self.is_counted.lock(), is_counted) != is_counted {
-            let mut uncertain = self.deps.uncertain.lock();
-            *uncertain = if is_counted { *uncertain + 1 } else { uncertain.saturating_sub(1) };
-            metrics::outage(*uncertain);
+    /// Records a check. Only a decision that was renewed gets a new period.
+    fn record(&mut self, reviewed: Instant, fraction: f64) {
+        if self.reviewed != reviewed {
+            (self.reviewed, self.ttl) = (reviewed, self.period.mul_f64(fraction));
         }
     }
-}
 
-impl Drop for UnverifiedLeaseCountGuard<'_> {
-    fn drop(&mut self) {
-        self.set(false);
+    /// Returns the time at which the decision is due for a review.
+    fn due(&self) -> Instant {
+        self.reviewed + self.ttl
+    }
+
+    /// Returns the oldest review time that suffices in a check. A decision that is not due keeps its time.
+    fn oldest_sufficient(&self) -> Instant {
+        let now = Instant::now();
+        let is_due = self.reviewed + self.ttl.mul_f64(EARLY_RENEWAL) <= now;
+        let oldest = if is_due { now.checked_sub(self.ttl.mul_f64(SHARED)).unwrap_or(now) } else { self.reviewed };
+        oldest.max(self.oldest_accepted)
     }
 }
 

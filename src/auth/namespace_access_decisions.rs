@@ -11,9 +11,8 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::authenticator::Authenticator;
-use super::grant_error::ReviewGrace;
 use super::rbac_authorizer::RulesUnknown;
-use super::recheck_schedule::NamespaceRecheckSchedule;
+use super::recheck_schedule::{NamespaceRecheckSchedule, ReviewOutage};
 use super::review_purpose::ReviewPurpose;
 use super::reviewed_namespace_limit::ReviewedNamespacePermits;
 use super::{AffectedNamespaces, GrantError, ObjectNames};
@@ -171,11 +170,12 @@ impl NamespaceDecisions {
 
     /// Reviews known namespaces again, each in its time.
     ///
-    /// Completes when nothing may be served any more, because upstream has not answered for longer than `outage`, or
-    /// because there is too much to review. It calls `set_failing` with whether reviews fail.
-    pub(super) async fn run_rechecks(&self, outage: Duration, set_failing: impl Fn(bool)) -> GrantError {
+    /// Completes when nothing may be served any more, because upstream has not answered for longer than the grace of an
+    /// outage, or because there is too much to review.
+    pub(super) async fn run_rechecks(&self) -> GrantError {
         let Some(rechecks) = &self.rechecks else { return std::future::pending().await };
-        let (mut busy_since, mut grace) = (None, ReviewGrace::default());
+        let Authenticator { config, outages, .. } = &*self.authenticator;
+        let (mut busy_since, mut outage) = (None, None);
         loop {
             if rechecks.changed.notified().now_or_never().is_some() {
                 self.refresh_names(true);
@@ -194,19 +194,19 @@ impl NamespaceDecisions {
                 return self.authenticator.access_reviewer.queue.limit_error();
             }
             match self.review_due(rechecks, now).await {
-                Ok(()) => {
-                    set_failing(false);
-                    grace = ReviewGrace::default();
-                }
+                Ok(()) => outage = None,
                 Err(error @ GrantError::TooMany { .. }) => return error,
                 Err(error) => {
-                    set_failing(true);
+                    let outage = outage.get_or_insert_with(|| ReviewOutage::begin(outages));
                     // Upstream caused the delay.
                     busy_since = None;
                     let ends = match error {
                         // Upstream answers, so this is no outage of it.
                         GrantError::RulesUnknown { since } => Some(since + rechecks.period),
-                        _ => rechecks.schedule.lock().oldest().map(|oldest| grace.ends(&error, oldest, outage)),
+                        _ => {
+                            let oldest = rechecks.schedule.lock().oldest();
+                            oldest.map(|oldest| outage.ends(&error, oldest, config.outage_grace))
+                        }
                     };
                     if ends.is_some_and(|ends| ends <= Instant::now()) {
                         return error;

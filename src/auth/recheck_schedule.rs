@@ -2,9 +2,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::AffectedNamespaces;
+use super::{AffectedNamespaces, GrantError, metrics};
 use base::random;
 
 /// The times at which the namespaces of a readable watch are reviewed again. They are spread over the period, and
@@ -26,6 +27,19 @@ struct ScheduledNamespaceRecheck {
     /// The time at which the policy of the namespace changed. A decision from before is not accepted.
     changed: Option<Instant>,
 }
+
+/// The time in which an open watch continues although its permissions cannot be checked. A review with an answer ends it.
+#[derive(Debug)]
+pub(super) struct ReviewOutage<'a> {
+    /// The number of outages.
+    count: &'a Mutex<usize>,
+    /// The time since which upstream rejects the proxy's reviews without another result in between.
+    forbidden_since: Option<Instant>,
+}
+
+/// How long open watches continue after upstream begins to reject the proxy's reviews. An apiserver that starts does so
+/// for some seconds (R-UPSTREAM-5).
+const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
 
 impl NamespaceRecheckSchedule {
     /// Creates an empty schedule. A decision is valid for at most `period`.
@@ -125,6 +139,36 @@ impl NamespaceRecheckSchedule {
 impl ScheduledNamespaceRecheck {
     fn new(now: Instant) -> Self {
         Self { last_reviewed: now, is_known: false, due: None, changed: None }
+    }
+}
+
+impl<'a> ReviewOutage<'a> {
+    /// Begins an outage, which `count` includes until it is dropped.
+    pub(super) fn begin(count: &'a Mutex<usize>) -> Self {
+        let mut outages = count.lock();
+        *outages += 1;
+        metrics::outage(*outages);
+        Self { count, forbidden_since: None }
+    }
+
+    /// Returns the time at which watches end if `error` remains the only result. The first failed check was due at
+    /// `since`, and `outage` is the grace of an outage. If the proxy's account may not create reviews, that does not
+    /// count as an outage (docs/SECURITY.md, "When the apiserver is unreachable"), but an outage may precede it.
+    pub(super) fn ends(&mut self, error: &GrantError, since: Instant, outage: Duration) -> Instant {
+        let outage_ends = since + outage;
+        if !matches!(error, GrantError::ReviewsForbidden(_)) {
+            self.forbidden_since = None;
+            return outage_ends;
+        }
+        outage_ends.min(*self.forbidden_since.get_or_insert_with(Instant::now) + FORBIDDEN_GRACE)
+    }
+}
+
+impl Drop for ReviewOutage<'_> {
+    fn drop(&mut self) {
+        let mut outages = self.count.lock();
+        *outages -= 1;
+        metrics::outage(*outages);
     }
 }
 
