@@ -121,7 +121,7 @@ impl Caller {
 impl Authenticator {
     pub(super) fn new(
         reviews: Arc<dyn ReviewClient>,
-        verifier: Option<TokenVerifier>,
+        verifier: Option<Arc<TokenVerifier>>,
         config: AuthConfig,
         client_authorities: Option<ReloadableAuthorities>,
         front_proxy: Option<FrontProxyConfig>,
@@ -178,7 +178,7 @@ impl Authenticator {
 
     /// Returns what verifies tokens without a review, if so configured.
     pub(super) fn verifier(&self) -> Option<&TokenVerifier> {
-        self.token_reviewer.verifier.as_ref()
+        self.token_reviewer.verifier.as_deref()
     }
 
     /// Returns a signal that is cancelled when an object that a token is bound to no longer exists.

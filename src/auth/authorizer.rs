@@ -87,7 +87,7 @@ impl Authorizer {
     /// Creates an authorizer that sends its reviews to `reviews`.
     pub(super) fn with_review_client(
         reviews: Arc<dyn ReviewClient>,
-        verifier: Option<TokenVerifier>,
+        verifier: Option<Arc<TokenVerifier>>,
         config: AuthConfig,
         parts: DelegatedAuthDeps,
     ) -> Self {

@@ -28,7 +28,7 @@ pub(super) struct TokenReviewer {
     known_tokens: moka::sync::Cache<CredentialId, FlowDistinguisher>,
     pub(super) queue: ReviewQueue,
     /// Verifies the tokens of service accounts without a review, if so configured.
-    pub(super) verifier: Option<TokenVerifier>,
+    pub(super) verifier: Option<Arc<TokenVerifier>>,
     comparisons: Arc<ComparisonQueue>,
 }
 
@@ -60,7 +60,7 @@ const KNOWN_TOKEN_IDLE_MAX: Duration = Duration::from_secs(3600);
 impl TokenReviewer {
     pub(super) fn new(
         reviews: Arc<dyn ReviewClient>,
-        verifier: Option<TokenVerifier>,
+        verifier: Option<Arc<TokenVerifier>>,
         comparisons: Arc<ComparisonQueue>,
         config: &AuthConfig,
         clock: WallClock,

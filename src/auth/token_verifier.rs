@@ -6,7 +6,6 @@
 
 mod bound_objects;
 mod claims;
-mod comparison;
 mod follower;
 mod keys;
 #[cfg(test)]
@@ -15,31 +14,28 @@ pub(super) mod tests;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use moka::policy::EvictionPolicy;
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use self::bound_objects::{BoundKind, BoundObject, BoundObjects};
-use self::claims::ParsedToken;
+use self::bound_objects::{BoundKind, BoundObject, BoundObjects, parse_uid};
+use self::claims::{ParsedToken, TokenClaims};
 use self::follower::BoundObjectFollower;
 use self::keys::{PublishedKeys, SigningKey, TokenKeys};
+use super::compared_object::ComparedObject;
 use super::credential::{AuthenticatedIdentity, BearerToken, TOKEN_BYTES_MAX};
+use super::review_permission::ReviewResource;
 use super::review_queue::{ReviewRate, ReviewRateLimit, ReviewRateLimitKey};
 use super::{AuthConfig, GrantError, metrics};
 use crate::upstream::{CredentialId, TokenReviewResult, UpstreamClient};
 use base::{BackgroundTasks, WallClock};
-use kubeapi::User;
+use kubeapi::{EscapedFieldTerm, Gvr, NAME_KEY};
 
-/// Verifies tokens. Clones share the state.
-#[derive(Clone)]
+/// Verifies tokens.
 pub(super) struct TokenVerifier {
-    shared: Arc<TokenVerifierState>,
-}
-
-struct TokenVerifierState {
     client: UpstreamClient,
     /// The only node whose pods are followed, if any.
     node: Option<Arc<str>>,
@@ -62,12 +58,7 @@ struct TokenVerifierState {
 /// A token with a valid signature.
 struct VerifiedToken {
     key: Arc<SigningKey>,
-    issuer: String,
-    audiences: Vec<String>,
-    not_before: SystemTime,
-    expires_at: SystemTime,
-    user: Arc<User>,
-    bound: Vec<BoundObject>,
+    claims: TokenClaims,
     /// Cancelled when an object that the token is bound to no longer exists.
     lost: Arc<CancellationToken>,
 }
@@ -105,6 +96,8 @@ const SIGNATURE_CHECKS_PER_SECOND: u32 = 2_000;
 const AUDIENCES_MAX: usize = 16;
 /// How long an audience is accepted without confirmation by a review.
 const AUDIENCE_TTL: Duration = Duration::from_secs(3600);
+/// The maximum time for a read of the keys. Without them, a rejection is not confirmed.
+const KEYS_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time between two attempts to confirm an audience.
 const CONFIRM_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -117,10 +110,10 @@ impl TokenVerifier {
         node: Option<&Arc<str>>,
         clock: &WallClock,
         tasks: &BackgroundTasks,
-    ) -> Self {
+    ) -> Arc<Self> {
         let verifier = Self::new(client.clone(), config, node, clock.clone(), tasks.clone());
         for kind in BoundKind::ALL {
-            let TokenVerifierState { client, objects, keys, .. } = &*verifier.shared;
+            let Self { client, objects, keys, .. } = &*verifier;
             let (client, objects, keys, node) = (client.clone(), objects.clone(), keys.clone(), node.cloned());
             let follower = BoundObjectFollower { client, objects, keys, kind, node, idle_max: idle_max(config) };
             tasks.spawn_critical("bound objects", follower.run());
@@ -134,10 +127,10 @@ impl TokenVerifier {
         node: Option<&Arc<str>>,
         clock: WallClock,
         tasks: BackgroundTasks,
-    ) -> Self {
+    ) -> Arc<Self> {
         let each = ReviewRate::new(config.reviews_per_source, config.reviews_burst_per_source);
         let all = ReviewRate::new(SIGNATURE_CHECKS_PER_SECOND, SIGNATURE_CHECKS_PER_SECOND);
-        let shared = TokenVerifierState {
+        Arc::new(Self {
             client,
             node: node.cloned(),
             clock,
@@ -154,8 +147,7 @@ impl TokenVerifier {
             rejected: moka::sync::Cache::builder().max_capacity(REJECTED_MAX).time_to_live(REJECTED_TTL).build(),
             signature_checks: ReviewRateLimit::new(each, all, Duration::ZERO, Duration::ZERO),
             is_stopped: AtomicBool::new(false),
-        };
-        Self { shared: Arc::new(shared) }
+        })
     }
 
     /// Returns the user of a token that is proven to be valid; `None` if upstream must review it. The signature check of
@@ -170,7 +162,7 @@ impl TokenVerifier {
         token: &BearerToken,
         source: Option<IpAddr>,
     ) -> Result<Option<AuthenticatedIdentity>, GrantError> {
-        let stale_max = if source.is_some() { self.shared.grace } else { Duration::ZERO };
+        let stale_max = if source.is_some() { self.grace } else { Duration::ZERO };
         let proven = self.verify(&id, token, source).and_then(|verified| {
             self.check_bound(&verified, stale_max)?;
             self.check_audiences(&verified)?;
@@ -184,52 +176,92 @@ impl TokenVerifier {
         };
         if verified.lost.is_cancelled() {
             // The object is back: upstream's storage was restored. The next check gives the token a new signal.
-            self.shared.verified.invalidate(&id);
+            self.verified.invalidate(&id);
         }
-        let (user, expires_at) = (verified.user.clone(), Some(verified.expires_at));
+        let (user, expires_at) = (verified.claims.user.clone(), Some(verified.claims.expires_at));
         Ok(Some(AuthenticatedIdentity { reviewed: Instant::now(), user, expires_at }))
     }
 
     /// Returns a signal that is cancelled when an object that a verified token is bound to no longer exists.
     pub(super) fn lost(&self, id: &CredentialId) -> Option<Arc<CancellationToken>> {
-        Some(self.shared.verified.get(id)?.lost.clone())
+        Some(self.verified.get(id)?.lost.clone())
     }
 
     /// Returns how long what proves a token has been stale: the objects that it is bound to. `None` if the token is not
     /// proven to be valid.
     pub(super) fn stale_for(&self, id: &CredentialId) -> Option<Duration> {
-        let verified = self.shared.verified.get(id)?;
-        let stale_for = |object| self.shared.objects.stale_for(object);
-        verified.bound.iter().map(stale_for).try_fold(Duration::ZERO, |longest, stale| Some(longest.max(stale?)))
+        let verified = self.verified.get(id)?;
+        let stale_for = |object| self.objects.stale_for(object);
+        verified.claims.bound.iter().map(stale_for).try_fold(Duration::ZERO, |longest, stale| Some(longest.max(stale?)))
     }
 
     /// Compares the result of a review with what is proven here, and learns upstream's audiences from it. Returns false
     /// if upstream contradicts a token that is proven to be valid.
     pub(super) fn compare(&self, id: CredentialId, token: &BearerToken, review: &TokenReviewResult) -> bool {
-        let shared = &self.shared;
         let verified = self.verify(&id, token, None);
         let Some(user) = &review.user else {
             let Ok(verified) = verified else { return true };
-            let is_valid =
-                self.check_bound(&verified, shared.grace).is_ok() && shared.audiences.accept(&verified.audiences);
-            shared.rejected.insert(id, ());
+            let is_valid = self.check_bound(&verified, self.grace).is_ok() && self.check_audiences(&verified).is_ok();
+            self.rejected.insert(id, ());
             if is_valid {
                 // It may be upstream's audiences that have changed.
-                shared.audiences.learned.lock().clear();
+                self.audiences.learned.lock().clear();
                 tracing::warn!(
                     "upstream rejected a token that was proven to be valid; its audiences are learned again"
                 );
             }
             return !is_valid;
         };
-        shared.rejected.invalidate(&id);
+        self.rejected.invalidate(&id);
         let Ok(verified) = verified else { return true };
-        if *verified.user != user.clone().authenticated() {
-            self.stop(&verified.user.name, &format!("the token is that of another user: {}", user.name));
+        if *verified.claims.user != user.clone().authenticated() {
+            self.stop(&verified.claims.user.name, &format!("the token is that of another user: {}", user.name));
             return false;
         }
-        shared.audiences.learn(review.audiences.iter().filter(|audience| verified.audiences.contains(audience)));
+        self.audiences.learn(review.audiences.iter().filter(|audience| verified.claims.audiences.contains(audience)));
         true
+    }
+
+    /// Reads the keys again, because a key may have been withdrawn.
+    ///
+    /// # Errors
+    /// The keys cannot be read within [`KEYS_TIMEOUT`].
+    pub(super) async fn read_keys_again(&self) -> Result<(), GrantError> {
+        let begun = self.keys.expire();
+        let read = self.keys.read_after(begun, || self.read_keys_if_due(false));
+        let unread = |_| GrantError::Unavailable("the cluster's token keys cannot be read".to_owned());
+        timeout(KEYS_TIMEOUT, read).await.map_err(unread)
+    }
+
+    /// Whether a token is valid by what is received at once.
+    pub(super) fn proves_now(&self, id: &CredentialId, token: &BearerToken) -> bool {
+        let Ok(verified) = self.verify_here(id, token, None) else { return false };
+        self.check_bound(&verified, Duration::ZERO).is_ok() && self.check_audiences(&verified).is_ok()
+    }
+
+    /// Returns the objects that a verified token is bound to. They must exist upstream with the same UID.
+    pub(super) fn bound_objects(&self, id: &CredentialId) -> Vec<ComparedObject> {
+        let verified = self.verified.get(id);
+        verified.iter().flat_map(|verified| &verified.bound).map(|object| self.compared(object)).collect()
+    }
+
+    /// Stops the verification of tokens, because upstream does not accept one as that of this user.
+    pub(super) fn stop(&self, user: &str, upstream_reason: &str) {
+        metrics::local_decisions_disagreed(ReviewResource::TOKEN.label, true);
+        if !self.is_stopped.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                user,
+                local_reason = "a published key signed the token, and the objects that it is bound to exist",
+                upstream_reason,
+                "the apiserver rejects a token that is valid here; asking it for every token until a restart or reload"
+            );
+        }
+    }
+
+    /// Verifies tokens again after [`stop`](Self::stop).
+    pub(super) fn resume(&self) {
+        metrics::local_decisions_disagreed(ReviewResource::TOKEN.label, false);
+        self.is_stopped.store(false, Ordering::Relaxed);
     }
 
     /// Verifies everything but audiences and bound objects.
@@ -239,10 +271,10 @@ impl TokenVerifier {
         token: &BearerToken,
         source: Option<IpAddr>,
     ) -> Result<Arc<VerifiedToken>, Unproven> {
-        if self.shared.is_stopped.load(Ordering::Relaxed) {
+        if self.is_stopped.load(Ordering::Relaxed) {
             return Err("stopped");
         }
-        if self.shared.rejected.contains_key(id) {
+        if self.rejected.contains_key(id) {
             return Err("rejected");
         }
         self.verify_here(id, token, source)
@@ -255,11 +287,10 @@ impl TokenVerifier {
         token: &BearerToken,
         source: Option<IpAddr>,
     ) -> Result<Arc<VerifiedToken>, Unproven> {
-        let shared = &self.shared;
-        let known = shared.verified.get(id);
+        let known = self.verified.get(id);
         // Other tokens must not make the proxy read the keys.
         let parsed = if known.is_some() { None } else { Some(parse(token)?) };
-        let keys = shared.keys.published(shared.grace);
+        let keys = self.keys.published(self.grace);
         let is_unknown = |keys: &PublishedKeys, parsed: &ParsedToken<'_>| {
             parsed.claims.issuer == keys.issuer && keys.find(&parsed.header.kid).is_none()
         };
@@ -267,15 +298,15 @@ impl TokenVerifier {
         self.read_keys_if_due(is_unknown);
         let keys = keys.ok_or("keys_unknown")?;
         let verified = match (known, parsed) {
-            (Some(known), _) if keys.has(&known.key) && keys.issuer == known.issuer => known,
+            (Some(known), _) if keys.has(&known.key) && keys.issuer == known.claims.issuer => known,
             (Some(_), _) => {
-                shared.verified.invalidate(id);
+                self.verified.invalidate(id);
                 return Err("unknown_key");
             }
             (None, parsed) => self.check_signature(id, &keys, parsed.ok_or("other_form")?, source)?,
         };
-        let now = shared.clock.now();
-        if now < verified.not_before || now >= verified.expires_at {
+        let now = self.clock.now();
+        if now < verified.claims.not_before || now >= verified.claims.expires_at {
             return Err("time");
         }
         Ok(verified)
@@ -293,34 +324,25 @@ impl TokenVerifier {
             return Err("other_issuer");
         }
         let key = keys.find(&header.kid).ok_or("unknown_key")?;
-        if source.is_some_and(|source| !self.shared.signature_checks.take(ReviewRateLimitKey::Address(source))) {
+        if source.is_some_and(|source| !self.signature_checks.take(ReviewRateLimitKey::Address(source))) {
             return Err("over_budget");
         }
         if !key.verifies(&header.alg, signed, &signature) {
             return Err("signature");
         }
-        let verified = Arc::new(VerifiedToken {
-            key: key.clone(),
-            issuer: claims.issuer,
-            audiences: claims.audiences,
-            not_before: claims.not_before,
-            expires_at: claims.expires_at,
-            user: Arc::new(claims.user),
-            bound: claims.bound,
-            lost: Arc::default(),
-        });
+        let verified = Arc::new(VerifiedToken { key: key.clone(), claims, lost: Arc::default() });
         // The signal exists before the objects are looked up, so no deletion falls between the two.
-        self.shared.objects.signal_loss(&verified.bound, &verified.lost);
-        self.shared.verified.insert(*id, verified.clone());
+        self.objects.signal_loss(&verified.claims.bound, &verified.lost);
+        self.verified.insert(*id, verified.clone());
         Ok(verified)
     }
 
     /// Checks that the objects exist, or did at most `stale_max` ago.
     fn check_bound(&self, verified: &VerifiedToken, stale_max: Duration) -> Result<(), Unproven> {
-        let exists = |object| self.shared.objects.stale_for(object).is_some_and(|stale| stale <= stale_max);
+        let exists = |object| self.objects.stale_for(object).is_some_and(|stale| stale <= stale_max);
         // All are looked up, so that all kinds are followed.
-        let missing: Vec<_> = verified.bound.iter().filter(|object| !exists(object)).collect();
-        let is_gone = |object: &&BoundObject| verified.lost.is_cancelled() && self.shared.objects.is_gone(object);
+        let missing: Vec<_> = verified.claims.bound.iter().filter(|object| !exists(object)).collect();
+        let is_gone = |object: &&BoundObject| verified.lost.is_cancelled() && self.objects.is_gone(object);
         match missing.iter().any(is_gone) {
             true => Err(DELETED),
             false if missing.is_empty() => Ok(()),
@@ -329,14 +351,27 @@ impl TokenVerifier {
     }
 
     fn check_audiences(&self, verified: &VerifiedToken) -> Result<(), Unproven> {
-        let is_accepted = self.shared.audiences.accept(&verified.audiences);
+        let is_accepted = self.audiences.accept(&verified.claims.audiences);
         is_accepted.then_some(()).ok_or("audience")
     }
 
     fn read_keys_if_due(&self, is_unknown: bool) {
-        if self.shared.keys.begin_read(is_unknown) {
-            let shared = self.shared.clone();
-            self.shared.tasks.spawn("token keys", async move { shared.keys.read(&shared.client).await });
+        if self.keys.begin_read(is_unknown) {
+            let (keys, client) = (self.keys.clone(), self.client.clone());
+            self.tasks.spawn("token keys", async move { keys.read(&client).await });
+        }
+    }
+
+    fn compared(&self, object: &BoundObject) -> ComparedObject {
+        let (namespace, name) = object.key.split_once('/').unwrap_or_default();
+        let path = Gvr::new("", "v1", object.kind.resource()).path_in(namespace);
+        // On a node, the proxy may list that node's pods only.
+        let node = self.node.as_ref().filter(|_| object.kind == BoundKind::Pod);
+        let node = node.map(|node| format!("%2Cspec.nodeName%3D{node}")).unwrap_or_default();
+        let uid = object.uid;
+        ComparedObject {
+            list: format!("{path}?fieldSelector={}{node}", EscapedFieldTerm::is(NAME_KEY, name)),
+            is_same: Box::new(move |listed| !listed.is_deleting && parse_uid(&listed.uid) == Some(uid)),
         }
     }
 }

@@ -278,7 +278,7 @@ pub(in crate::auth) fn authorizer(config: AuthConfig) -> (Authorizer, Arc<StubRe
 /// Such an authorizer, which verifies tokens itself.
 pub(in crate::auth) fn authorizer_with(
     config: AuthConfig,
-    verifier: Option<TokenVerifier>,
+    verifier: Option<Arc<TokenVerifier>>,
 ) -> (Authorizer, Arc<StubReviewClient>, BackgroundTasks) {
     let (stub, tasks) = (Arc::new(StubReviewClient::default()), BackgroundTasks::new());
     let nowhere = CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));

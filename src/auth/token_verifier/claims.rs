@@ -1,6 +1,7 @@
 //! Parses service account tokens strictly. A token in any other form than the apiserver issues is left to a review.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
@@ -40,7 +41,7 @@ pub(super) struct TokenClaims {
     /// The later of `nbf` and `iat`.
     pub(super) not_before: SystemTime,
     pub(super) expires_at: SystemTime,
-    pub(super) user: User,
+    pub(super) user: Arc<User>,
     /// The objects that must exist for the token to be valid.
     pub(super) bound: Vec<BoundObject>,
 }
@@ -135,7 +136,7 @@ impl TokenClaims {
         let groups = ["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")];
         let user = User { name, uid: serviceaccount.uid, groups: groups.to_vec(), extra };
         let (not_before, expires_at) = (time(nbf.max(iat))?, time(exp)?);
-        Some(Self { issuer, audiences, not_before, expires_at, user: user.authenticated(), bound })
+        Some(Self { issuer, audiences, not_before, expires_at, user: Arc::new(user.authenticated()), bound })
     }
 }
 

@@ -17,10 +17,11 @@ use super::bound_objects::parse_uid;
 use super::keys::PublishedKeys;
 use super::*;
 use issuer::{ACCOUNT_UID, ISSUER, Issuer, NODE_UID, POD_UID, SECRET_UID, bearer, claims};
+use kubeapi::User;
 
 /// A verifier that knows the keys of an issuer and some objects, and has learned the audience of tokens.
 pub(in crate::auth) struct Scene {
-    pub(in crate::auth) verifier: TokenVerifier,
+    pub(in crate::auth) verifier: Arc<TokenVerifier>,
     issuer: Issuer,
     clock: WallClock,
     /// The number of connections to upstream that were tried. None succeeds.
@@ -61,12 +62,12 @@ impl Scene {
 
     /// Begins a read of the keys.
     pub(in crate::auth) fn begin_key_read(&self) {
-        self.verifier.shared.keys.begin_read_for_tests();
+        self.verifier.keys.begin_read_for_tests();
     }
 
     /// Ends that read with the same keys. Returns the function that counts the reads that begin afterwards.
     pub(in crate::auth) fn end_key_read(&self) -> impl Fn() -> usize {
-        let keys = &self.verifier.shared.keys;
+        let keys = &self.verifier.keys;
         let same = PublishedKeys::clone(&keys.published(Duration::MAX / 4).expect("keys"));
         keys.publish_for_tests(same, false);
         keys.end_read_for_tests();
@@ -80,15 +81,15 @@ impl Scene {
 
     fn publish(&self, jwks: &Value) {
         let configuration = json!({"issuer": ISSUER, "jwks_uri": "https://elsewhere/keys"}).to_string();
-        let before = self.verifier.shared.keys.published(Duration::MAX / 4);
+        let before = self.verifier.keys.published(Duration::MAX / 4);
         let keys = PublishedKeys::parse(configuration.as_bytes(), jwks.to_string().as_bytes(), before.as_deref());
-        let has_just_begun = !self.verifier.shared.keys.begin_read(false);
+        let has_just_begun = !self.verifier.keys.begin_read(false);
         let keys = keys.expect("documents in the form of the apiserver");
-        self.verifier.shared.keys.publish_for_tests(keys, has_just_begun);
+        self.verifier.keys.publish_for_tests(keys, has_just_begun);
     }
 
     fn objects(&self) -> &BoundObjects {
-        &self.verifier.shared.objects
+        &self.verifier.objects
     }
 
     fn now(&self) -> u64 {

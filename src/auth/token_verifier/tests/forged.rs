@@ -220,7 +220,7 @@ async fn tokens_with_unknown_keys_cause_bounded_reads() {
         let token = scene.issuer.signed(&format!(r#"{{"alg":"ES256","kid":"{number}"}}"#), &claims.to_string());
         assert_eq!(scene.user_from(&token, None), None);
     };
-    let keys = &scene.verifier.shared.keys;
+    let keys = &scene.verifier.keys;
     // The scene has published the keys in the place of a read.
     keys.end_read_for_tests();
     let reads = |kinds: &str| {

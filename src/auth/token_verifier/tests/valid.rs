@@ -84,9 +84,9 @@ async fn audience_is_accepted_once_upstream_has_returned_it() {
         let (audience, token) = (number.to_string(), token(&number.to_string(), "1"));
         assert!(scene.review(&token, user(), &[&audience]));
     }
-    assert_eq!(scene.verifier.shared.audiences.learned.lock().len(), AUDIENCES_MAX);
+    assert_eq!(scene.verifier.audiences.learned.lock().len(), AUDIENCES_MAX);
     let forged = with_last_byte_changed(&first);
-    scene.verifier.shared.audiences.learned.lock().clear();
+    scene.verifier.audiences.learned.lock().clear();
     assert!(scene.review(&forged, user(), &["a"]), "a token that is not verified teaches nothing");
     assert_eq!(scene.user(&first), None);
 }
@@ -113,9 +113,9 @@ async fn one_review_confirms_an_audience_each_hour() {
     let asked = |seconds| {
         let asked: Vec<_> = (0..seconds)
             .filter(|_| {
-                assert!(scene.verifier.shared.keys.published(Duration::MAX / 4).is_some());
+                assert!(scene.verifier.keys.published(Duration::MAX / 4).is_some());
                 let audiences = [ISSUER.to_owned()];
-                !scene.verifier.shared.audiences.accept(&audiences)
+                !scene.verifier.audiences.accept(&audiences)
             })
             .collect();
         asked.len()
@@ -152,7 +152,7 @@ pub(super) fn with_last_byte_changed(token: &str) -> String {
 #[tokio::test(start_paused = true)]
 async fn more_tokens_than_are_kept_are_verified_again() {
     let scene = Scene::new();
-    let verified = &scene.verifier.shared.verified;
+    let verified = &scene.verifier.verified;
     let [used, unused, deleted, new] = ["1", "2", "3", "4"].map(|jti| {
         let mut claims = claims(scene.now(), &bound_to(if jti == "3" { &["pod"] } else { &[] }));
         claims["jti"] = json!(jti);
