@@ -7,8 +7,9 @@ use super::comparison_queue::{ComparedAnswer, ComparisonQueue};
 use super::policy_changes::PolicyChanges;
 use super::rbac_authorizer::{LocalDecision, RbacAuthorizer, RulesUnknown};
 use super::review_permission::ReviewResource;
-use super::review_purpose::ReviewPurpose;
-use super::review_queue::{LEASE_WAIT_MAX, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey};
+use super::review_queue::{
+    LEASE_WAIT_MAX, ReviewClass, ReviewPurpose, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey,
+};
 use super::sha256::sha256_of;
 use super::{AffectedUsers, AuthConfig, GrantError, ObjectNames, metrics};
 use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamRequestCause};

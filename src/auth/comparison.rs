@@ -10,11 +10,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::authenticator::Authenticator;
-use super::compared_object::ComparedObject;
-use super::comparison_queue::ComparedAnswer;
+use super::comparison_queue::{ComparedAnswer, ComparedObject};
 use super::review_queue::ReviewClass;
 use super::{GrantError, metrics};
 use crate::upstream::UpstreamRequestCause;
@@ -24,6 +23,8 @@ use kubeapi::AccessTarget;
 const CONFIRMATIONS: usize = 2;
 /// The pause before each confirmation. An apiserver's authorizer receives changes after its lists show them.
 const CONFIRM_DELAY: Duration = Duration::from_secs(1);
+/// The timeout of the list of one object.
+const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Compares the answers that wait, one after the other. Never returns.
 pub(super) async fn run(authenticator: Arc<Authenticator>) {
@@ -37,25 +38,22 @@ pub(super) async fn run(authenticator: Arc<Authenticator>) {
 impl ComparedAnswer {
     /// Compares the answer with upstream's, and stops answers of this kind if upstream denies what is allowed here by the
     /// same objects. Returns the result as a metric label: `changed` if what the answer depends on was not the same any
-    /// more after a denial, or upstream agreed then.
-    ///
-    /// # Errors
-    /// Upstream does not answer.
-    async fn compare(&self, authenticator: &Authenticator) -> Result<&'static str, GrantError> {
-        let Some(mut reason) = self.denial(authenticator).await? else { return Ok("agreed") };
+    /// more after a denial, or upstream agreed then. Returns `None` if upstream does not answer.
+    async fn compare(&self, authenticator: &Authenticator) -> Option<&'static str> {
+        let Some(mut reason) = self.denial(authenticator).await.ok()? else { return Some("agreed") };
         if let (Self::Token { .. }, Some(verifier)) = (self, authenticator.verifier()) {
             verifier.read_keys_again().await?;
         }
         for _ in 0..CONFIRMATIONS {
             sleep(CONFIRM_DELAY).await;
-            let Some(denial) = self.denial(authenticator).await? else { return Ok("changed") };
+            let Some(denial) = self.denial(authenticator).await.ok()? else { return Some("changed") };
             if !self.is_given_here(authenticator) || !self.is_unchanged_upstream(authenticator).await? {
-                return Ok("changed");
+                return Some("changed");
             }
             reason = denial;
         }
         self.stop_local_answers(authenticator, &reason);
-        Ok("disagreed")
+        Some("disagreed")
     }
 
     /// Reviews the access or the token upstream. Returns the reason of a denial; `None` if upstream agrees.
@@ -63,7 +61,7 @@ impl ComparedAnswer {
         match self {
             Self::Decision { user, access, .. } => {
                 let (class, cause) = (ReviewClass::Comparison, UpstreamRequestCause::DecisionCheck);
-                let result = authenticator.access_reviewer.review(class, cause, user, access).await?.1;
+                let (_, result) = authenticator.access_reviewer.review(class, cause, user, access).await?;
                 Ok((!result.allowed).then_some(result.reason))
             }
             Self::Token { id, token, user } => authenticator.token_reviewer.compare(*id, token, user).await,
@@ -83,20 +81,21 @@ impl ComparedAnswer {
         }
     }
 
-    /// Whether upstream still has the objects that the answer depends on.
-    async fn is_unchanged_upstream(&self, authenticator: &Authenticator) -> Result<bool, GrantError> {
+    /// Whether upstream still has the objects that the answer depends on, as they are known here; `None` if it does not answer.
+    async fn is_unchanged_upstream(&self, authenticator: &Authenticator) -> Option<bool> {
         let objects = match self {
             Self::Decision { grant, .. } => {
                 grant.objects.iter().map(|(key, version)| ComparedObject::at_version(key, version)).collect()
             }
             Self::Token { id, .. } => authenticator.verifier().map(|of| of.bound_objects(id)).unwrap_or_default(),
         };
-        for object in objects {
-            if !object.is_listed(&*authenticator.reviews).await? {
-                return Ok(false);
+        for ComparedObject { list, is_same } in objects {
+            let listed = timeout(LIST_TIMEOUT, authenticator.reviews.read_object(&list)).await.ok()?.ok()?;
+            if !listed.is_some_and(|listed| is_same(&listed)) {
+                return Some(false);
             }
         }
-        Ok(true)
+        Some(true)
     }
 
     fn stop_local_answers(&self, authenticator: &Authenticator, upstream_reason: &str) {

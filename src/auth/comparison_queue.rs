@@ -4,10 +4,10 @@ use tokio::sync::{Mutex, mpsc};
 
 use super::credential::BearerToken;
 use super::review_permission::ReviewResource;
-use super::{RbacGrant, metrics};
-use crate::upstream::CredentialId;
+use super::{RbacGrant, RbacObjectKey, metrics};
+use crate::upstream::{CredentialId, ListedObject};
 use base::random;
-use kubeapi::{AccessAttributes, User};
+use kubeapi::{AccessAttributes, EscapedFieldTerm, Gvr, NAME_KEY, User};
 
 /// The answers given here that wait for a comparison.
 #[derive(Debug)]
@@ -25,6 +25,12 @@ pub(super) enum ComparedAnswer {
     Decision { user: Arc<User>, access: Arc<AccessAttributes>, grant: RbacGrant },
     /// A token is valid, and is that of this user.
     Token { id: CredentialId, token: BearerToken, user: Arc<User> },
+}
+
+/// An object that an answer depends on: its list, and how the list shows that it is the same.
+pub(super) struct ComparedObject {
+    pub(super) list: String,
+    pub(super) is_same: Box<dyn Fn(&ListedObject) -> bool + Send + Sync>,
 }
 
 /// The maximum number of answers that wait. More are not compared.
@@ -59,5 +65,17 @@ impl ComparedAnswer {
             Self::Decision { .. } => ReviewResource::ACCESS.label,
             Self::Token { .. } => ReviewResource::TOKEN.label,
         }
+    }
+}
+
+impl ComparedObject {
+    /// An RBAC object at exactly this version, in a list that is not older.
+    pub(super) fn at_version(object: &RbacObjectKey, version: &str) -> Self {
+        let gvr = Gvr::new("rbac.authorization.k8s.io", "v1", object.kind.resource());
+        let path = gvr.path_in(&object.namespace);
+        let name = EscapedFieldTerm::is(NAME_KEY, &object.name);
+        let list = format!("{path}?fieldSelector={name}&resourceVersion={version}&resourceVersionMatch=NotOlderThan");
+        let version = version.to_owned();
+        Self { list, is_same: Box::new(move |listed| listed.version == version) }
     }
 }

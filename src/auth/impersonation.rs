@@ -17,7 +17,7 @@ use self::modes::{ImpersonationMode, ImpersonationStep, modes};
 use super::GrantError;
 use super::access_reviewer::AccessReviewer;
 use super::credential::{text, unescaped};
-use super::review_purpose::ReviewPurpose;
+use super::review_queue::ReviewPurpose;
 use kubeapi::{AccessAttributes, AccessTarget, User, go_quote};
 
 /// The impersonation headers name no user, which is answered with 400.

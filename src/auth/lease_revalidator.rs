@@ -17,7 +17,7 @@ use super::authenticator::{AuthenticatedCaller, Authenticator, ReloadableAuthori
 use super::credential::{AuthenticatedIdentity, Credential};
 use super::grant_lease::{GrantLeaseState, RecheckRequest};
 use super::recheck_schedule::ReviewOutage;
-use super::review_purpose::ReviewPurpose;
+use super::review_queue::ReviewPurpose;
 use super::token_reviewer::TokenReviewPurpose;
 use super::{AuthConfig, GrantError};
 use base::random;

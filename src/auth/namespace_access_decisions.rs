@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::authenticator::Authenticator;
 use super::rbac_authorizer::RulesUnknown;
 use super::recheck_schedule::{NamespaceRecheckSchedule, ReviewOutage};
-use super::review_purpose::ReviewPurpose;
+use super::review_queue::ReviewPurpose;
 use super::reviewed_namespace_limit::ReviewedNamespacePermits;
 use super::{AffectedNamespaces, GrantError, ObjectNames};
 use base::sleep_until_opt;

@@ -7,8 +7,9 @@ use tokio::time::Instant;
 use super::comparison_queue::{ComparedAnswer, ComparisonQueue};
 use super::credential::{AuthenticatedIdentity, BearerToken, TOKEN_BYTES_MAX};
 use super::review_permission::ReviewResource;
-use super::review_purpose::ReviewPurpose;
-use super::review_queue::{ReviewCharge, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey};
+use super::review_queue::{
+    ReviewCharge, ReviewClass, ReviewPurpose, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey,
+};
 use super::token_verifier::TokenVerifier;
 use super::{AuthConfig, GrantError, WaitingPermitFn};
 use crate::upstream::{CredentialId, ReviewClient, TokenReviewResult, UpstreamRequestCause};

@@ -25,7 +25,7 @@ use self::bound_objects::{BoundKind, BoundObject, BoundObjects, parse_uid};
 use self::claims::{ParsedToken, TokenClaims};
 use self::follower::BoundObjectFollower;
 use self::keys::{PublishedKeys, SigningKey, TokenKeys};
-use super::compared_object::ComparedObject;
+use super::comparison_queue::ComparedObject;
 use super::credential::{AuthenticatedIdentity, BearerToken, TOKEN_BYTES_MAX};
 use super::review_permission::ReviewResource;
 use super::review_queue::{ReviewRate, ReviewRateLimit, ReviewRateLimitKey};
@@ -222,15 +222,12 @@ impl TokenVerifier {
         true
     }
 
-    /// Reads the keys again, because a key may have been withdrawn.
-    ///
-    /// # Errors
-    /// The keys cannot be read within [`KEYS_TIMEOUT`].
-    pub(super) async fn read_keys_again(&self) -> Result<(), GrantError> {
+    /// Reads the keys again, because a key may have been withdrawn. Returns `None` if they cannot be read within
+    /// [`KEYS_TIMEOUT`].
+    pub(super) async fn read_keys_again(&self) -> Option<()> {
         let begun = self.keys.expire();
         let read = self.keys.read_after(begun, || self.read_keys_if_due(false));
-        let unread = |_| GrantError::Unavailable("the cluster's token keys cannot be read".to_owned());
-        timeout(KEYS_TIMEOUT, read).await.map_err(unread)
+        timeout(KEYS_TIMEOUT, read).await.ok()
     }
 
     /// Whether a token is valid by what is received at once.
@@ -242,7 +239,7 @@ impl TokenVerifier {
     /// Returns the objects that a verified token is bound to. They must exist upstream with the same UID.
     pub(super) fn bound_objects(&self, id: &CredentialId) -> Vec<ComparedObject> {
         let verified = self.verified.get(id);
-        verified.iter().flat_map(|verified| &verified.bound).map(|object| self.compared(object)).collect()
+        verified.iter().flat_map(|verified| &verified.claims.bound).map(|object| self.compared(object)).collect()
     }
 
     /// Stops the verification of tokens, because upstream does not accept one as that of this user.
@@ -291,10 +288,9 @@ impl TokenVerifier {
         // Other tokens must not make the proxy read the keys.
         let parsed = if known.is_some() { None } else { Some(parse(token)?) };
         let keys = self.keys.published(self.grace);
-        let is_unknown = |keys: &PublishedKeys, parsed: &ParsedToken<'_>| {
+        let is_unknown = keys.as_ref().zip(parsed.as_ref()).is_some_and(|(keys, parsed)| {
             parsed.claims.issuer == keys.issuer && keys.find(&parsed.header.kid).is_none()
-        };
-        let is_unknown = keys.as_deref().zip(parsed.as_ref()).is_some_and(|(keys, parsed)| is_unknown(keys, parsed));
+        });
         self.read_keys_if_due(is_unknown);
         let keys = keys.ok_or("keys_unknown")?;
         let verified = match (known, parsed) {

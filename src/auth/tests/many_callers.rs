@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use super::*;
 use crate::auth::access_reviewer::AccessReviewer;
 use crate::auth::comparison_queue::ComparisonQueue;
-use crate::auth::review_purpose::ReviewPurpose;
+use crate::auth::review_queue::ReviewPurpose;
 use kubeapi::{AccessAttributes, User};
 
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
