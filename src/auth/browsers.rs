@@ -4,7 +4,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::net::IpAddr;
+use std::net::Ipv6Addr;
 use std::str::FromStr;
 
 use http::header::{HOST, HeaderName, HeaderValue, ORIGIN};
@@ -37,22 +37,16 @@ pub struct AllowedHosts {
 /// A host and an optional port, as in a Host header or an origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Authority {
-    host: UrlHost,
+    /// A host name in lower case, or an IP address in its usual form, without brackets.
+    host: String,
     port: Option<u16>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum UrlHost {
-    Address(IpAddr),
-    /// A host name, in lower case.
-    Name(String),
 }
 
 /// The origin of a page, as browsers send it (RFC 6454 §6.2): scheme, host and port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WebOrigin {
     scheme: String,
-    host: UrlHost,
+    host: String,
     /// The port of the origin; never `None` for `http` and `https`.
     port: Option<u16>,
 }
@@ -213,10 +207,10 @@ impl AllowedHosts {
         Self { addresses: true, ..self }
     }
 
-    fn has(&self, host: &UrlHost) -> bool {
-        match host {
-            UrlHost::Address(address) => self.addresses || is_loopback(*address),
-            UrlHost::Name(name) => name == "localhost" || self.names.contains(name),
+    fn has(&self, host: &str) -> bool {
+        match host.parse() {
+            Ok(address) => self.addresses || is_loopback(address),
+            Err(_) => host == "localhost" || self.names.iter().any(|name| name == host),
         }
     }
 }
@@ -228,32 +222,23 @@ impl Authority {
         let (host, port) = match text.strip_prefix('[') {
             Some(literal) => {
                 let (address, port) = literal.split_once(']')?;
-                (
-                    UrlHost::Address(IpAddr::V6(address.parse().ok()?)),
-                    port.strip_prefix(':').or(port.is_empty().then_some("")),
-                )
+                let address: Ipv6Addr = address.parse().ok()?;
+                (address.to_string(), port.strip_prefix(':').or(port.is_empty().then_some(""))?)
             }
             None => {
                 let (host, port) = text.split_once(':').unwrap_or((text, ""));
-                (UrlHost::named(host)?, Some(port))
+                let in_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+                if host.is_empty() || !host.bytes().all(in_name) {
+                    return None;
+                }
+                (host.to_ascii_lowercase(), port)
             }
         };
-        let port = match port? {
+        let port = match port {
             "" => None,
             port if port.bytes().all(|byte| byte.is_ascii_digit()) => Some(port.parse().ok()?),
             _ => return None,
         };
         Some(Self { host, port })
-    }
-}
-
-impl UrlHost {
-    fn named(text: &str) -> Option<Self> {
-        if let Ok(address) = text.parse() {
-            return Some(Self::Address(IpAddr::V4(address)));
-        }
-        let in_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-        let is_name = !text.is_empty() && text.bytes().all(in_name);
-        is_name.then(|| Self::Name(text.to_ascii_lowercase()))
     }
 }
