@@ -58,8 +58,8 @@ pub use authorizer::{Authorizer, DelegatedAuthDeps};
 pub use authorizer_chain::authorizer_chain;
 pub use browsers::{AllowedHosts, CrossOriginCheck, CrossOriginRejection, InvalidWebOrigin, WebOrigin};
 pub use certificate::{
-    CaOverlapChecker, CaOverlapError, CertificateAuthorities, CertificateAuthoritiesError, CertificateAuthorityRole,
-    CertificateChain, CertificateIdentity, CertificateRejection, PeerCertChain, named_user,
+    CaOverlapChecker, CertificateAuthorities, CertificateAuthoritiesError, CertificateAuthorityRole, CertificateChain,
+    CertificateIdentity, CertificateRejection, PeerCertChain, named_user,
 };
 pub use credential::{
     BEARER_PROTOCOL, BearerToken, ClientConnectionInfo, MalformedCredential, bearer_token, front_proxy_user,

@@ -94,7 +94,7 @@ struct CachedVerification {
     holder: Result<CertificateIdentity, CertificateRejection>,
 }
 
-/// The reason that a file contains no usable authorities.
+/// The reason that a file contains no usable authorities, or none for their role.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct CertificateAuthoritiesError(String);
@@ -121,13 +121,8 @@ pub enum CertificateAuthorityRole {
 pub struct CaOverlapChecker(Arc<Mutex<[Vec<Vec<u8>>; CertificateAuthorityRole::COUNT]>>);
 
 /// The same authority would be trusted for clients and for front proxies.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "delegated.clientCA and delegated.frontProxyCA share a certificate authority, so every client could claim any \
-         identity; use separate authorities"
-)]
-pub struct CaOverlapError;
-
+const OVERLAP: &str = "delegated.clientCA and delegated.frontProxyCA share a certificate authority, so every client \
+                       could claim any identity; use separate authorities";
 /// The longest time that the refusal of a chain is cached. It ends earlier when a certificate becomes valid.
 const REJECTION_TTL_MAX: Duration = Duration::from_secs(60);
 /// The field of a certificate's subject that has a user's UID (`AllowParsingUserIDFromCertAuth`).
@@ -252,11 +247,11 @@ impl CaOverlapChecker {
         &self,
         role: CertificateAuthorityRole,
         authorities: &CertificateAuthorities,
-    ) -> Result<(), CaOverlapError> {
+    ) -> Result<(), CertificateAuthoritiesError> {
         let mut all = self.0.lock();
         let (own, keys) = (role as usize, authorities.keys().map(<[u8]>::to_vec).collect::<Vec<_>>());
         if keys.iter().any(|key| all[1 - own].contains(key)) {
-            return Err(CaOverlapError);
+            return Err(CertificateAuthoritiesError(OVERLAP.to_owned()));
         }
         all[own] = keys;
         Ok(())
