@@ -20,19 +20,6 @@ struct ReviewedAccessSample {
     upstream: AccessReviewResult,
 }
 
-/// What a reviewed access shows about the apiserver's authorizers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum AuthorizerEvidence {
-    /// RBAC decided.
-    Rbac,
-    /// Another authorizer than RBAC denied what RBAC allows.
-    Denied,
-    /// Another authorizer than RBAC allowed what RBAC allows, so it answers before RBAC.
-    Before,
-    /// RBAC does not allow the access here, so the apiserver would review it.
-    Reviewed,
-}
-
 /// The reason that no sample was reviewed.
 #[derive(Debug, thiserror::Error)]
 enum SampleError {
@@ -57,7 +44,7 @@ pub async fn authorizer_chain(client: &UpstreamClient, decider: AccessDecider) -
         Ok(samples) => samples,
         Err(error) => return vec![error.finding(decider)],
     };
-    if samples.iter().any(|sample| sample.evidence() == AuthorizerEvidence::Denied) {
+    if samples.iter().any(|sample| sample.local.is_some() && !sample.upstream.allowed) {
         // A binding or role may have changed in between.
         samples = review(client).await.unwrap_or(samples);
     }
@@ -136,40 +123,36 @@ impl ReviewedAccessSample {
         let local = policy.find_grant(user, &access).map(|grant| grant.reason);
         Self { user: user.name.clone(), access, local, upstream }
     }
-
-    fn evidence(&self) -> AuthorizerEvidence {
-        let AccessReviewResult { allowed, reason } = &self.upstream;
-        match (&self.local, allowed) {
-            (None, _) => AuthorizerEvidence::Reviewed,
-            (Some(_), false) => AuthorizerEvidence::Denied,
-            (Some(_), true) if AccessReviewResult::is_by_rbac(reason) => AuthorizerEvidence::Rbac,
-            (Some(_), true) => AuthorizerEvidence::Before,
-        }
-    }
 }
 
 /// Reports what the reviews show. Without `decide: rbac`, that is only advice.
 fn findings(samples: &[ReviewedAccessSample], decider: AccessDecider) -> Vec<CheckFinding> {
-    let of = |evidence| samples.iter().filter(move |sample| sample.evidence() == evidence);
-    let (by_rbac, reviewed) = (of(AuthorizerEvidence::Rbac).count(), of(AuthorizerEvidence::Reviewed).count());
     let is_used = decider == AccessDecider::Rbac;
-    let mut found = Vec::new();
-    for ReviewedAccessSample { user, access, local, upstream } in of(AuthorizerEvidence::Denied).take(EXAMPLES_MAX) {
-        let (denied, local) = (denied_access(user, access), local.as_deref().unwrap_or_default());
-        let message = format!("the apiserver denies what RBAC allows: {denied}: {} ({local})", upstream.reason);
-        let finding = if is_used { CheckFinding::failed } else { CheckFinding::ok };
-        let remedy = if is_used { "set delegated.decide: ask" } else { "keep delegated.decide: ask" };
-        found.push(finding(AREA, message).with_remedy(remedy));
+    let (mut denied, mut before, mut by_rbac, mut reviewed) = (Vec::new(), Vec::new(), 0, 0);
+    for ReviewedAccessSample { user, access, local, upstream: AccessReviewResult { allowed, reason } } in samples {
+        match local {
+            // The apiserver would review the access.
+            None => reviewed += 1,
+            Some(local) if !allowed => {
+                let access = denied_access(user, access);
+                let message = format!("the apiserver denies what RBAC allows: {access}: {reason} ({local})");
+                let finding = if is_used { CheckFinding::failed } else { CheckFinding::ok };
+                let remedy = if is_used { "set delegated.decide: ask" } else { "keep delegated.decide: ask" };
+                denied.push(finding(AREA, message).with_remedy(remedy));
+            }
+            Some(_) if AccessReviewResult::is_by_rbac(reason) => by_rbac += 1,
+            Some(local) => {
+                let message = format!(
+                    "an authorizer before RBAC allows with the reason {reason:?} what RBAC allows ({local}); it may also \
+                     deny that"
+                );
+                let finding = if is_used { CheckFinding::warning } else { CheckFinding::ok };
+                before.push(finding(AREA, message).with_remedy("set delegated.decide: ask, unless it never denies"));
+            }
+        }
     }
-    for ReviewedAccessSample { local, upstream, .. } in of(AuthorizerEvidence::Before).take(EXAMPLES_MAX) {
-        let message = format!(
-            "an authorizer before RBAC allows with the reason {:?} what RBAC allows ({}); it may also deny that",
-            upstream.reason,
-            local.as_deref().unwrap_or_default()
-        );
-        let finding = if is_used { CheckFinding::warning } else { CheckFinding::ok };
-        found.push(finding(AREA, message).with_remedy("set delegated.decide: ask, unless it never denies"));
-    }
+    let mut found: Vec<_> =
+        denied.into_iter().take(EXAMPLES_MAX).chain(before.into_iter().take(EXAMPLES_MAX)).collect();
     let message = format!(
         "RBAC decided {by_rbac} of {} accesses that it allows; {reviewed} others are reviewed in any case; an authorizer \
          that denies only other accesses is not found (--authorization-config of the apiserver)",
@@ -201,18 +184,17 @@ mod tests {
     fn reviews_show_what_decides_before_rbac() {
         let [ok, note, failed, unknown] =
             [CheckOutcome::Ok, CheckOutcome::Warning, CheckOutcome::Failed, CheckOutcome::Unknown];
-        for (local, allowed, reason, evidence, with_rbac, with_ask) in [
-            (true, true, BY_RBAC, AuthorizerEvidence::Rbac, vec![ok], vec![ok]),
-            (true, true, "", AuthorizerEvidence::Before, vec![note, ok], vec![ok, ok]),
-            (true, true, "webhook: yes", AuthorizerEvidence::Before, vec![note, ok], vec![ok, ok]),
-            (true, false, "webhook: no", AuthorizerEvidence::Denied, vec![failed, ok], vec![ok, ok]),
-            (true, false, "", AuthorizerEvidence::Denied, vec![failed, ok], vec![ok, ok]),
-            (false, true, "", AuthorizerEvidence::Reviewed, vec![unknown], vec![ok]),
-            (false, true, BY_RBAC, AuthorizerEvidence::Reviewed, vec![unknown], vec![ok]),
-            (false, false, "", AuthorizerEvidence::Reviewed, vec![unknown], vec![ok]),
+        for (local, allowed, reason, with_rbac, with_ask) in [
+            (true, true, BY_RBAC, vec![ok], vec![ok]),
+            (true, true, "", vec![note, ok], vec![ok, ok]),
+            (true, true, "webhook: yes", vec![note, ok], vec![ok, ok]),
+            (true, false, "webhook: no", vec![failed, ok], vec![ok, ok]),
+            (true, false, "", vec![failed, ok], vec![ok, ok]),
+            (false, true, "", vec![unknown], vec![ok]),
+            (false, true, BY_RBAC, vec![unknown], vec![ok]),
+            (false, false, "", vec![unknown], vec![ok]),
         ] {
             let samples = [sample(local, allowed, reason)];
-            assert_eq!(samples[0].evidence(), evidence);
             for (decider, expected) in [(AccessDecider::Rbac, with_rbac), (AccessDecider::Ask, with_ask)] {
                 let outcomes: Vec<_> = findings(&samples, decider).iter().map(|finding| finding.outcome).collect();
                 assert_eq!(outcomes, expected, "{local}, {allowed}, {reason}, {decider:?}");
