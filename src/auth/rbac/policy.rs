@@ -178,8 +178,24 @@ impl RbacPolicy {
         let request = RequestedAccess::new(access);
         // The roles that do not allow the access. Many bindings may have one large role.
         let (mut insufficient, mut budget) = (Vec::new(), RULES_MAX);
-        let mut bindings = self.bindings(user, access).take(CANDIDATES_MAX);
-        bindings.find_map(|binding| self.grant_by(binding, user, &request, (&mut insufficient, &mut budget)))
+        for binding in self.bindings(user, access).take(CANDIDATES_MAX) {
+            let Some(key) = binding.role.as_ref().filter(|key| !insufficient.contains(key)) else { continue };
+            let Some(role) = self.roles.get(key).filter(|role| role.rules.allow(&request, &mut budget)) else {
+                insufficient.push(key);
+                continue;
+            };
+            // The index knows users and groups. Here, the kind of the subject counts too.
+            let mut subjects = binding.subjects.iter();
+            let Some(subject) = subjects.find(|subject| subject.applies_to(user, &binding.key.namespace)) else {
+                budget = budget.saturating_sub(binding.subjects.len());
+                continue;
+            };
+            return Some(RbacGrant {
+                reason: binding.reason(key, subject),
+                objects: [(binding.key.clone(), binding.version.clone()), (key.clone(), role.version.clone())],
+            });
+        }
+        None
     }
 
     /// Returns the names of the objects for which rules with `resourceNames` allow an access to a user; `None` if there
@@ -219,30 +235,6 @@ impl RbacPolicy {
         let namespace = Some(access.namespace()).filter(|namespace| !namespace.is_empty());
         let scopes = [Some(&self.cluster), namespace.and_then(|namespace| self.namespaces.get(namespace))];
         scopes.into_iter().flatten().flat_map(|index| index.applying_to(user)).flatten()
-    }
-
-    fn grant_by<'a>(
-        &'a self,
-        binding: &'a RbacBinding,
-        user: &User,
-        request: &RequestedAccess<'_>,
-        (insufficient, budget): (&mut Vec<&'a RbacObjectKey>, &mut usize),
-    ) -> Option<RbacGrant> {
-        let key = binding.role.as_ref().filter(|key| !insufficient.contains(key))?;
-        let Some(role) = self.roles.get(key).filter(|role| role.rules.allow(request, budget)) else {
-            insufficient.push(key);
-            return None;
-        };
-        // The index knows users and groups. Here, the kind of the subject counts too.
-        let mut subjects = binding.subjects.iter();
-        let Some(subject) = subjects.find(|subject| subject.applies_to(user, &binding.key.namespace)) else {
-            *budget = budget.saturating_sub(binding.subjects.len());
-            return None;
-        };
-        Some(RbacGrant {
-            reason: binding.reason(key, subject),
-            objects: [(binding.key.clone(), binding.version.clone()), (key.clone(), role.version.clone())],
-        })
     }
 
     fn insert_role(&mut self, key: RbacObjectKey, role: Role) {
