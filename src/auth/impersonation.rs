@@ -2,7 +2,6 @@
 //! KEP-5284 from 1.36 on).
 
 mod modes;
-mod names;
 #[cfg(test)]
 mod tests;
 

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::MASTERS;
-use super::names::{ImpersonatedNameKind, wrong_extra_key};
-use kubeapi::{AccessAttributes, AccessTarget, User};
+use kubeapi::{AccessAttributes, AccessTarget, ObjectKey, User, go_quote, is_dns_label, is_dns_subdomain};
 
 /// A mode of impersonation. All of its steps must succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +31,14 @@ struct ImpersonationVerb<'a> {
     group: &'a str,
 }
 
+/// The kind of a user name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ImpersonatedNameKind<'a> {
+    Node(&'a str),
+    ServiceAccount { namespace: &'a str, name: &'a str },
+    Other,
+}
+
 const AUTHENTICATION: &str = "authentication.k8s.io";
 const LEGACY: ImpersonationVerb<'_> = ImpersonationVerb { verb: "impersonate", group: "" };
 const SYSTEM_NODES: &str = "system:nodes";
@@ -41,6 +48,13 @@ const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 const ASSOCIATED_KEYS: &str = "authentication.kubernetes.io/associated-node-keys";
 /// The number of groups or extra values from which on one review for all of them is sent first.
 const BATCH_THRESHOLD: usize = 4;
+/// The maximum length of the name of a namespace.
+const NAMESPACE_BYTES_MAX: usize = 63;
+const SUBDOMAIN_RULE: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' \
+                              or '.', and must start and end with an alphanumeric character (e.g. 'example.com', \
+                              regex used for validation is \
+                              '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
+const PATH_RULE: &str = r"Invalid path (regex used for validation is '[A-Za-z0-9/\-._~%!$&'()*+,;=:]+')";
 
 /// Returns the modes in which `requestor` may impersonate `target_user` in a request, in upstream's order.
 ///
@@ -142,7 +156,7 @@ fn wrong_extra(extra: &BTreeMap<String, Vec<String>>) -> Option<String> {
         } else if let Some(wrong) = wrong_extra_key(key) {
             Some(format!("impersonating an invalid key in extra is not allowed: {wrong}"))
         } else if *key != key.to_lowercase() {
-            let key = kubeapi::go_quote(key);
+            let key = go_quote(key);
             Some(format!("impersonating a non-lowercase key in extra is not allowed: {key}"))
         } else if values.iter().any(String::is_empty) {
             Some("impersonating the empty string value in extra is not allowed".to_owned())
@@ -203,5 +217,87 @@ impl ImpersonationVerb<'_> {
             [target.subresource, target.namespace, target.name] = [subresource, namespace, name].map(str::to_owned);
         }
         access
+    }
+}
+
+impl<'a> ImpersonatedNameKind<'a> {
+    fn parse(user: &'a str) -> Self {
+        if let Some(node) = user.strip_prefix("system:node:").filter(|node| is_dns_subdomain(node)) {
+            return Self::Node(node);
+        }
+        let parts = user.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
+        match parts {
+            Some((namespace, name))
+                if namespace.len() <= NAMESPACE_BYTES_MAX && is_dns_label(namespace) && is_dns_subdomain(name) =>
+            {
+                Self::ServiceAccount { namespace, name }
+            }
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Returns the error in the key of an extra, in upstream's text. A key must be a domain-prefixed path.
+fn wrong_extra_key(key: &str) -> Option<String> {
+    let invalid = |value: &str, reason: &str| format!("extra.key: Invalid value: {}: {reason}", go_quote(value));
+    let Some((host, path)) = key.split_once('/').filter(|(host, path)| !host.is_empty() && !path.is_empty()) else {
+        return Some(invalid(key, "must be a domain-prefixed path (such as \"acme.io/foo\")"));
+    };
+    let mut wrong = Vec::new();
+    if host.len() > ObjectKey::NAME_BYTES_MAX {
+        wrong.push(invalid(host, "must be no more than 253 bytes"));
+    }
+    if !host.split('.').all(is_dns_label) {
+        wrong.push(invalid(host, SUBDOMAIN_RULE));
+    }
+    if !path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/-._~%!$&'()*+,;=:".contains(&byte)) {
+        wrong.push(invalid(path, PATH_RULE));
+    }
+    match wrong.as_slice() {
+        [] => None,
+        [only] => Some(only.clone()),
+        several => Some(format!("[{}]", several.join(", "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn malformed_node_and_service_account_names_are_plain_users() {
+        for (user, expected) in [
+            ("system:node:n1", ImpersonatedNameKind::Node("n1")),
+            ("system:node:n1.example", ImpersonatedNameKind::Node("n1.example")),
+            ("system:node:N1", ImpersonatedNameKind::Other),
+            ("system:node:", ImpersonatedNameKind::Other),
+            ("system:node:-n", ImpersonatedNameKind::Other),
+            ("system:serviceaccount:t1:a.b", ImpersonatedNameKind::ServiceAccount { namespace: "t1", name: "a.b" }),
+            ("system:serviceaccount:t.1:a", ImpersonatedNameKind::Other),
+            ("system:serviceaccount:t1:a:b", ImpersonatedNameKind::Other),
+            ("system:serviceaccount:t1:", ImpersonatedNameKind::Other),
+            ("system:serviceaccount:t1-:a", ImpersonatedNameKind::Other),
+            ("ada", ImpersonatedNameKind::Other),
+        ] {
+            assert_eq!(ImpersonatedNameKind::parse(user), expected, "{user}");
+        }
+        let long = format!("system:serviceaccount:{}:a", "n".repeat(64));
+        assert_eq!(ImpersonatedNameKind::parse(&long), ImpersonatedNameKind::Other);
+    }
+
+    #[test]
+    fn extra_key_must_be_a_domain_prefixed_path() {
+        assert_eq!(wrong_extra_key("acme.io/foo"), None);
+        assert_eq!(wrong_extra_key("acme.io/Foo/bar"), None);
+        for (key, reason) in [
+            ("scopes", "must be a domain-prefixed path"),
+            ("/a", "must be a domain-prefixed path"),
+            ("a/", "must be a domain-prefixed path"),
+            ("Acme.io/foo", "a lowercase RFC 1123 subdomain"),
+            ("acme.io/f oo", "Invalid path"),
+        ] {
+            let wrong = wrong_extra_key(key).expect(key);
+            assert!(wrong.contains(reason) && wrong.starts_with("extra.key: Invalid value: "), "{wrong}");
+        }
     }
 }
