@@ -368,9 +368,7 @@ impl DelegatedAuthorizer {
         let known = self.known(caller)?.ok_or_else(GrantError::denied)?;
         // Reviews count by account and not by node, because an account's permissions are the same on each node.
         let is_watch = info.verb == RequestVerb::Watch;
-        let watch = is_watch.then(|| {
-            (self.quota.permits(&FlowDistinguisher::from_user(&known.user)), self.authenticator.config.recheck)
-        });
+        let watch = is_watch.then(|| self.quota.permits(&FlowDistinguisher::from_user(&known.user)));
         let authenticator = self.authenticator.clone();
         let decisions = Arc::new(NamespaceDecisions::new(authenticator, known.user.clone(), access.clone(), watch));
         let lease = is_watch.then(|| self.leases.acquire(&known, &access, Some(decisions.clone())));

@@ -1,4 +1,3 @@
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -164,9 +163,7 @@ impl ReadableNamespaces {
     /// There are too many namespaces, or a review fails.
     pub async fn review_all(&self, namespaces: impl IntoIterator<Item = &str>) -> Result<(), GrantError> {
         // One more suffices to exceed the limit.
-        let namespaces: BTreeSet<Arc<str>> =
-            namespaces.into_iter().take(namespace_access_decisions::NAMESPACES_MAX + 1).map(Into::into).collect();
-        self.decisions.review_all(namespaces).await
+        self.decisions.review_all(namespaces.into_iter().take(Self::COLLECT_MAX).map(Into::into).collect()).await
     }
 
     /// Returns the decision on a namespace, if there is one.

@@ -42,7 +42,6 @@ pub(super) struct NamespaceDecisions {
 
 /// The additional state of an open watch.
 struct NamespaceRecheckState {
-    period: Duration,
     permits: ReviewedNamespacePermits,
     schedule: Mutex<NamespaceRecheckSchedule>,
     /// Notified when a namespace's review becomes due earlier than before.
@@ -94,12 +93,11 @@ impl NamespaceDecisions {
         authenticator: Arc<Authenticator>,
         user: Arc<User>,
         access: Arc<AccessAttributes>,
-        watch: Option<(ReviewedNamespacePermits, Duration)>,
+        watch: Option<ReviewedNamespacePermits>,
     ) -> Self {
-        let rechecks = watch.map(|(permits, period)| NamespaceRecheckState {
-            period,
+        let rechecks = watch.map(|permits| NamespaceRecheckState {
             permits,
-            schedule: Mutex::new(NamespaceRecheckSchedule::new(period)),
+            schedule: Mutex::new(NamespaceRecheckSchedule::new(authenticator.config.recheck)),
             changed: Notify::new(),
         });
         Self {
@@ -135,19 +133,31 @@ impl NamespaceDecisions {
         if namespaces.len() > NAMESPACES_MAX {
             return Err(GrantError::TooManyNamespaces { max: NAMESPACES_MAX });
         }
-        let user = self.user.lock().clone();
         let known = self.decisions.borrow().clone();
         let unknown: Vec<_> = namespaces.into_iter().filter(|namespace| !is_known(&known, namespace)).collect();
-        self.reserve(&unknown)?;
-        let mut decided = Ok(());
-        let mut reviews = pin!(self.decide(&user, from_now(&unknown), ReviewPurpose::Request));
-        while decided.is_ok()
-            && let Some((namespace, began, outcome)) = reviews.next().await
-        {
-            decided = outcome.map(|outcome| self.record(namespace, began, outcome));
-        }
+        let reviewed = self.review(&unknown, true).await;
         unknown.iter().for_each(|namespace| self.remove_unreviewed(namespace));
-        decided
+        reviewed
+    }
+
+    /// Reviews namespaces without a decision and stores the results. Without `needs_all`, those whose review fails stay
+    /// without a decision.
+    ///
+    /// # Errors
+    /// Upstream did not answer one of all, or there are too many namespaces.
+    async fn review(&self, namespaces: &[Arc<str>], needs_all: bool) -> Result<(), GrantError> {
+        self.reserve(namespaces)?;
+        let (user, since) = (self.user.lock().clone(), Instant::now());
+        let from_now = namespaces.iter().map(|namespace| (namespace.clone(), since)).collect();
+        let mut reviews = pin!(self.decide(&user, from_now, ReviewPurpose::Request));
+        while let Some((namespace, began, outcome)) = reviews.next().await {
+            match outcome {
+                Ok(decision) => self.record(namespace, began, decision),
+                Err(error) if needs_all => return Err(error),
+                Err(_) => {}
+            }
+        }
+        Ok(())
     }
 
     /// Sets the current user. If the user differs, all namespaces are reviewed again.
@@ -202,7 +212,7 @@ impl NamespaceDecisions {
                     busy_since = None;
                     let ends = match error {
                         // Upstream answers, so this is no outage of it.
-                        GrantError::RulesUnknown { since } => Some(since + rechecks.period),
+                        GrantError::RulesUnknown { since } => Some(since + config.recheck),
                         _ => {
                             let oldest = rechecks.schedule.lock().oldest();
                             oldest.map(|oldest| outage.ends(&error, oldest, config.outage_grace))
@@ -218,7 +228,8 @@ impl NamespaceDecisions {
 
     /// Reviews the next batch of due namespaces. Returns an error if a review was not answered.
     async fn review_due(&self, rechecks: &NamespaceRecheckState, now: Instant) -> Result<(), GrantError> {
-        let batch = rechecks.schedule.lock().take_due(now, SLACK.min(rechecks.period / 12), BATCH_MAX);
+        let batch =
+            rechecks.schedule.lock().take_due(now, SLACK.min(self.authenticator.config.recheck / 12), BATCH_MAX);
         let user = self.user.lock().clone();
         let retry_at = now + RETRY_DELAY;
         let (mut result, mut any_answered) = (Ok(()), false);
@@ -314,21 +325,9 @@ impl NamespaceDecisions {
             }
             let mut pending = self.pending.lock().clone();
             pending.extend(unanswered);
-            let user = self.user.lock().clone();
             let batch: Vec<_> = pending.iter().cloned().collect();
-            let reviews = async {
-                self.reserve(&batch)?;
-                let mut reviews = pin!(self.decide(&user, from_now(&batch), ReviewPurpose::Request));
-                while let Some((namespace, began, outcome)) = reviews.next().await {
-                    if let Ok(decision) = outcome {
-                        self.pending.lock().remove(&namespace);
-                        self.record(namespace, began, decision);
-                    }
-                }
-                Ok(())
-            };
             // A namespace whose review is late is not served, and does not delay others.
-            let _: Result<Result<(), GrantError>, _> = timeout(REVIEW_TIMEOUT, reviews).await;
+            let _ = timeout(REVIEW_TIMEOUT, self.review(&batch, false)).await;
             for namespace in batch {
                 self.pending.lock().remove(&namespace);
                 self.remove_unreviewed(&namespace);
@@ -396,6 +395,7 @@ impl NamespaceDecisions {
 
     /// Stores the decision on a namespace, unless one is known.
     fn record(&self, namespace: Arc<str>, began: Instant, (decision, certain_until): (NamespaceAccess, Instant)) {
+        self.pending.lock().remove(&namespace);
         if is_known(&self.decisions.borrow(), &namespace) {
             return;
         }
@@ -433,12 +433,6 @@ impl NamespaceAccess {
     fn name_count(&self) -> usize {
         if let Self::Named(names) = self { names.len() } else { 0 }
     }
-}
-
-/// Pairs each namespace with the current time, at which its review begins.
-fn from_now(namespaces: &[Arc<str>]) -> Vec<(Arc<str>, Instant)> {
-    let since = Instant::now();
-    namespaces.iter().map(|namespace| (namespace.clone(), since)).collect()
 }
 
 fn is_known(decisions: &NamespaceAccessMap, namespace: &str) -> bool {
