@@ -1,3 +1,4 @@
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -12,6 +13,7 @@ use super::certificate::{CertificateAuthorities, CertificateIdentity, Certificat
 use super::comparison_queue::ComparisonQueue;
 use super::credential::{AuthenticatedIdentity, Credential};
 use super::policy_changes::PolicyChanges;
+use super::sha256::sha256_of;
 use super::token_reviewer::{TokenReviewPurpose, TokenReviewer};
 use super::token_verifier::TokenVerifier;
 use super::{AuthConfig, CertificateAuthorityRole, GrantError, PeerCertChain};
@@ -156,24 +158,19 @@ impl Authenticator {
 
     /// Returns the identifier of a credential. Without this process's key, the credential cannot be derived from it.
     pub(super) fn id(&self, credential: &Credential) -> CredentialId {
-        let mut hmac = ring::hmac::Context::with_key(&self.key);
-        let mut add = |part: &[u8]| add(&mut hmac, part);
+        let of_chain = |chain: &PeerCertChain| chain.id(|certificates| self.keyed_id(&("certificate", certificates)));
         match credential {
-            Credential::Anonymous => add(b"anonymous"),
-            Credential::Token(token) => {
-                add(b"token");
-                add(token.expose().as_bytes());
-            }
-            Credential::Certificate(chain) => return self.chain_id(chain),
-            Credential::FrontProxy(chain, user) => {
-                add(b"asserted");
-                add(self.chain_id(chain).as_bytes());
-                add(user.name.as_bytes());
-                add(user.uid.as_bytes());
-                add(format!("{:?}{:?}", user.groups, user.extra).as_bytes());
-            }
+            Credential::Anonymous => self.keyed_id(&"anonymous"),
+            Credential::Token(token) => self.keyed_id(&("token", token.expose())),
+            Credential::Certificate(chain) => of_chain(chain),
+            Credential::FrontProxy(chain, user) => self.keyed_id(&("asserted", of_chain(chain).as_bytes(), user)),
         }
-        credential_id(hmac)
+    }
+
+    /// Returns the identifier of the parts of a credential. Different parts have different digests.
+    fn keyed_id(&self, parts: &impl Hash) -> CredentialId {
+        let tag = ring::hmac::sign(&self.key, &sha256_of(parts));
+        CredentialId::new(tag.as_ref().try_into().expect("SHA-256 has 32 bytes"))
     }
 
     /// Returns what verifies tokens without a review, if so configured.
@@ -190,15 +187,6 @@ impl Authenticator {
     /// there is no such token.
     pub(super) fn identity_stale_for(&self, id: &CredentialId) -> Option<Duration> {
         self.verifier()?.stale_for(id).filter(|stale| !stale.is_zero())
-    }
-
-    fn chain_id(&self, chain: &PeerCertChain) -> CredentialId {
-        chain.id(|certificates| {
-            let mut hmac = ring::hmac::Context::with_key(&self.key);
-            add(&mut hmac, b"certificate");
-            certificates.iter().for_each(|certificate| add(&mut hmac, certificate));
-            credential_id(hmac)
-        })
     }
 
     /// Returns the time until which a chain authenticates a front proxy; `None` if it does not.
@@ -259,14 +247,4 @@ impl Authenticator {
             Credential::FrontProxy(..) => self.front_proxy.as_ref().map(|proxies| proxies.authorities.clone()),
         }
     }
-}
-
-/// Adds a part of a credential, preceded by its length, so that no two credentials have the same encoding.
-fn add(hmac: &mut ring::hmac::Context, part: &[u8]) {
-    hmac.update(&(part.len() as u64).to_be_bytes());
-    hmac.update(part);
-}
-
-fn credential_id(hmac: ring::hmac::Context) -> CredentialId {
-    CredentialId::new(hmac.sign().as_ref().try_into().expect("SHA-256 has 32 bytes"))
 }
