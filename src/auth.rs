@@ -26,9 +26,7 @@ mod grant_error;
 mod grant_lease;
 mod grant_leases;
 mod impersonation;
-mod lease_revalidator;
 mod metrics;
-mod named_callers;
 mod namespace_access_decisions;
 mod policy_changes;
 mod rbac;
@@ -36,7 +34,6 @@ mod rbac_authorizer;
 mod recheck_schedule;
 mod review_permission;
 mod review_queue;
-mod reviewed_namespace_limit;
 mod sha256;
 #[cfg(test)]
 mod tests;
@@ -53,7 +50,7 @@ use kubeapi::User;
 /// The group whose members may do anything before any authorizer is asked.
 const MASTERS: &str = "system:masters";
 
-pub use authenticator::{AuthenticatedCaller, Caller, FrontProxyConfig, ReloadableAuthorities};
+pub use authenticator::{AuthenticatedCaller, Caller, FrontProxyConfig, NamedCallers, ReloadableAuthorities};
 pub use authorizer::{Authorizer, DelegatedAuthDeps};
 pub use authorizer_chain::authorizer_chain;
 pub use browsers::{AllowedHosts, CrossOriginCheck, CrossOriginRejection, InvalidWebOrigin, WebOrigin};
@@ -68,7 +65,6 @@ pub use grant::{GrantStatus, NamespaceAccessChanges, ReadGrant, ReadPermission, 
 pub use grant_error::{GrantError, RevokedPermission};
 pub use impersonation::{Impersonation, ImpersonationDenied, InvalidImpersonation};
 pub use metrics::describe;
-pub use named_callers::NamedCallers;
 pub use namespace_access_decisions::NamespaceAccess;
 pub use rbac::{
     AffectedNamespaces, AffectedUsers, ObjectNames, RbacEvent, RbacGrant, RbacKind, RbacObjectKey, RbacPolicy,

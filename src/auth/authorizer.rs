@@ -12,8 +12,7 @@ use super::impersonation::{Impersonation, ImpersonationDenied};
 use super::namespace_access_decisions::NamespaceDecisions;
 use super::policy_changes::PolicyRecheckRounds;
 use super::rbac_authorizer::{RbacAuthorizer, RbacChange};
-use super::review_queue::ReviewPurpose;
-use super::reviewed_namespace_limit::ReviewedNamespaceLimit;
+use super::review_queue::{ReviewPurpose, ReviewedNamespaceLimit};
 use super::token_reviewer::TokenReviewPurpose;
 use super::token_verifier::TokenVerifier;
 use super::{

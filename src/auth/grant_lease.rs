@@ -1,21 +1,32 @@
-//! The lease of an open watch: the decisions that the watch depends on.
+//! The lease of an open watch: the decisions that the watch depends on. They are checked again until it ends.
+//!
+//! Leases that depend on the same decision share it: the first one due sends the review for all of them in a period.
+//!
+//! If upstream's reason says that RBAC gives a permission, it is reviewed less often while all changes of RBAC are
+//! watched. A change that ends the permission affects the lease. The remaining reviews detect denials by other
+//! authorizers. If the rules that are known here allow the access, only a change of them causes a review.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
 
+use futures_util::future::OptionFuture;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::access_reviewer::AccessDecision;
-use super::authenticator::AuthenticatedCaller;
-use super::credential::Credential;
+use super::authenticator::{AuthenticatedCaller, Authenticator, ReloadableAuthorities};
+use super::credential::{AuthenticatedIdentity, Credential};
 use super::namespace_access_decisions::NamespaceDecisions;
 use super::rbac_authorizer::RbacAuthorizer;
-use super::{GrantError, RevokedPermission, metrics};
+use super::recheck_schedule::{RecheckRequest, RecheckRequests, ReviewOutage};
+use super::review_queue::ReviewPurpose;
+use super::token_reviewer::TokenReviewPurpose;
+use super::{AuthConfig, GrantError, RevokedPermission, metrics};
 use crate::upstream::CredentialId;
-use kubeapi::{AccessAttributes, User};
+use base::random;
+use kubeapi::{AccessAttributes, FlowDistinguisher, User};
 
 /// The decisions that an open watch depends on. They are checked until it is dropped.
 #[derive(Debug)]
@@ -45,27 +56,52 @@ pub(super) struct GrantLeaseState {
     pub(super) end_token: CancellationToken,
 }
 
-/// The policy changes for which a lease must be reviewed. One review covers all of them until it is sent.
-#[derive(Debug, Default)]
-pub(super) struct RecheckRequests {
-    pending: Mutex<Option<RecheckRequest>>,
-    added: Notify,
+/// Checks a lease repeatedly until it ends.
+pub(super) struct GrantLeaseRevalidator {
+    authenticator: Arc<Authenticator>,
+    state: Arc<GrantLeaseState>,
+    /// Cancelled when the lease is dropped.
+    ended: CancellationToken,
+    expires_at: Option<SystemTime>,
+    /// The user of the credential.
+    identity: LeasedDecision,
+    permission: LeasedDecision,
+    /// The time at which upstream's authorizers have certainly received the last policy change. The permission is
+    /// reviewed again then.
+    settles_at: Instant,
+    /// The delay before the next review if upstream allows by RBAC what the rules that are known here do not allow.
+    lag_delay: Option<Duration>,
 }
 
-/// A policy change that may affect a lease.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct RecheckRequest {
-    /// The time at which the change was received. A decision of an earlier review is not accepted.
-    pub(super) since: Instant,
-    /// The time at which the review is sent.
-    pub(super) begins_at: Instant,
-    /// The time until which the permission was certain.
-    pub(super) certain_until: Instant,
-    /// Whether the access was allowed by rules that have changed.
-    pub(super) lost_rule: bool,
-    /// Whether a review that all leases need can wait until `begins_at`, because the rules may be known again by then.
-    pub(super) is_deferred: bool,
+/// A decision that a lease depends on, and how long it stays valid between two checks.
+///
+/// Each period is shortened by up to a fifth at random, and the first one by up to four fifths. So leases that began
+/// together are checked at different times.
+struct LeasedDecision {
+    period: Duration,
+    /// How long the last decision stays valid.
+    ttl: Duration,
+    /// The time at which the decision was last reviewed.
+    reviewed: Instant,
+    /// The time before which no decision is accepted.
+    oldest_accepted: Instant,
 }
+
+/// The maximum time for all reviews of one lease check.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(20);
+/// The pause before a retry if no decision could be obtained.
+const RETRY_DELAY: Duration = Duration::from_secs(5);
+/// The delay of the second review of a permission whose rule is gone. Upstream's authorizer receives a change within
+/// milliseconds. The delay doubles up to [`LAG_DELAY_MAX`]; later reviews are those of the rounds after any change.
+const LAG_DELAY_FIRST: Duration = Duration::from_millis(10);
+const LAG_DELAY_MAX: Duration = Duration::from_millis(320);
+/// The shortest first period of a lease, as a fraction. The leases of a proxy that has just started began together, and
+/// so did those of other proxies.
+const FIRST_MIN: f64 = 0.2;
+/// The fraction of its period after which a decision is renewed together with another one that is due now.
+const EARLY_RENEWAL: f64 = 0.9;
+/// The maximum age of a shared decision, as a fraction of the period.
+const SHARED: f64 = 0.75;
 
 impl GrantLeaseState {
     pub(super) fn new(
@@ -156,58 +192,251 @@ impl GrantLeaseState {
     }
 }
 
-impl RecheckRequest {
-    /// Returns the request for a change that was received at `now`, and whose review is sent at once.
-    pub(super) fn at(now: Instant) -> Self {
-        Self { since: now, begins_at: now, certain_until: now, lost_rule: false, is_deferred: false }
+impl GrantLeaseRevalidator {
+    /// Creates the revalidator of a new lease. `ended` is cancelled when the lease is dropped.
+    pub(super) fn new(
+        authenticator: Arc<Authenticator>,
+        state: Arc<GrantLeaseState>,
+        caller: &AuthenticatedCaller,
+        ended: CancellationToken,
+    ) -> Self {
+        let config = &authenticator.config;
+        let permission_period = config.recheck_of(&caller.user);
+        // A certificate needs no review: it has its own identity and expiry.
+        let is_reviewed = matches!(caller.credential, Credential::Token(_));
+        let identity_period = if is_reviewed { config.recheck.max(config.recheck_tokens) } else { permission_period };
+        let fraction = FIRST_MIN + (1.0 - FIRST_MIN) * random::f64();
+        let (identity, permission) =
+            (LeasedDecision::new(identity_period, fraction), LeasedDecision::new(permission_period, fraction));
+        let settles_at = authenticator.changes.last_activity() + config.recheck;
+        let expires_at = caller.expires_at;
+        Self { authenticator, state, ended, expires_at, identity, permission, settles_at, lag_delay: None }
+    }
+
+    /// Checks the lease until it has ended.
+    pub(super) async fn run(mut self) {
+        let state = self.state.clone();
+        let error = match &state.decisions {
+            None => self.check_until_revoked().await,
+            Some(decisions) => tokio::select! {
+                biased;
+                error = self.check_until_revoked() => error,
+                error = decisions.run_rechecks() => error,
+                never = decisions.run_reviews() => match never {},
+            },
+        };
+        if !self.ended.is_cancelled() {
+            state.refuse(error);
+        }
+    }
+
+    /// Checks the lease until it must end. Returns the reason.
+    async fn check_until_revoked(&mut self) -> GrantError {
+        let (state, authenticator) = (self.state.clone(), self.authenticator.clone());
+        let (mut due, mut uncertain_since, mut outage) = (self.next_check(), None, None);
+        let mut authorities = authenticator.authorities(&state.credential);
+        // Whether the last review of an uncertain lease denied the access.
+        let mut is_denied = false;
+        let mut lost_review_at = Instant::now();
+        loop {
+            let lost = authenticator.lost(&state.id);
+            let lost = OptionFuture::from(lost.as_deref().map(|lost| async move {
+                lost.cancelled().await;
+                sleep_until(lost_review_at).await;
+            }));
+            let reloaded = OptionFuture::from(authorities.as_mut().map(ReloadableAuthorities::changed));
+            // Policy changes do not affect the identity.
+            let with_identity = tokio::select! {
+                biased;
+                () = sleep_until(due) => true,
+                request = state.recheck.due() => {
+                    self.settles_at = request.since + authenticator.config.recheck;
+                    // Until a review after the change succeeds, no older decision is accepted.
+                    self.permission.oldest_accepted = request.since;
+                    // A check may have found the lease to be local since then.
+                    self.permission.reviewed = self.permission.reviewed.min(request.certain_until);
+                    due = due.min(request.certain_until + self.permission.period);
+                    self.lag_delay = if request.lost_rule { Some(LAG_DELAY_FIRST) } else { self.lag_delay };
+                    false
+                }
+                // Upstream may accept the token for some seconds more.
+                Some(()) = lost => {
+                    lost_review_at = Instant::now() + RETRY_DELAY;
+                    self.identity.oldest_accepted = Instant::now();
+                    true
+                }
+                Some(()) = reloaded => {
+                    self.identity.oldest_accepted = Instant::now();
+                    self.permission.oldest_accepted = Instant::now();
+                    true
+                }
+            };
+            match timeout(CHECK_TIMEOUT, self.check(with_identity)).await.unwrap_or_else(|_| Err(timed_out())) {
+                Ok(()) => {
+                    (uncertain_since, outage, is_denied) = (None, None, false);
+                    due = self.next_check();
+                }
+                // The credential has expired by its own terms, so no review is needed.
+                Err(error) if error.is_inconclusive() && self.is_expired() => {
+                    return GrantError::Unauthenticated;
+                }
+                // An apiserver that starts may deny all access until it has its rules, so after an outage a second
+                // review must confirm a denial.
+                Err(error) if error.is_inconclusive() || error.is_denial() && outage.is_some() && !is_denied => {
+                    is_denied = error.is_denial();
+                    if is_denied {
+                        self.permission.oldest_accepted = Instant::now();
+                    }
+                    let outage = outage.get_or_insert_with(|| ReviewOutage::begin(&authenticator.outages));
+                    let since = *uncertain_since.get_or_insert(due.min(Instant::now()));
+                    let ends = outage.ends(&error, since, authenticator.config.outage_grace);
+                    if ends <= Instant::now() {
+                        return error;
+                    }
+                    let delay = RETRY_DELAY.mul_f64(1.0 + 0.5 * random::f64());
+                    let delay = delay.min(self.permission.period).min(self.identity.period);
+                    due = self.by_expiry((Instant::now() + delay).min(ends));
+                }
+                Err(error) => return error,
+            }
+        }
+    }
+
+    /// Checks the caller's permission again, and its identity if `with_identity`. Otherwise the permission of the user as
+    /// last seen is reviewed, also if it is not due.
+    async fn check(&mut self, with_identity: bool) -> Result<(), GrantError> {
+        let (state, authenticator) = (self.state.clone(), self.authenticator.clone());
+        // One factor for both, so that decisions with the same period are renewed together.
+        let fraction = 0.8 + 0.2 * random::f64();
+        if !with_identity {
+            let sent = self.review_permission(self.permission.oldest_accepted).await?;
+            self.permission.record(sent, fraction);
+            return Ok(());
+        }
+        let oldest = self.identity.oldest_sufficient();
+        let mut is_another = false;
+        if self.identity.reviewed < oldest || self.is_expired() {
+            let flow = FlowDistinguisher::from_user(&state.user.lock());
+            let purpose = TokenReviewPurpose::Lease { since: oldest, flow: &flow };
+            let identified = authenticator.identify(state.id, &state.credential, purpose).await?;
+            let AuthenticatedIdentity { reviewed, user, expires_at } = identified.ok_or(GrantError::Unauthenticated)?;
+            self.identity.record(reviewed, fraction);
+            self.expires_at = expires_at;
+            is_another = state.replace_user(&user);
+            if let Some(decisions) = &state.decisions {
+                decisions.set_user(&user);
+            }
+        }
+        if is_another {
+            // The decision for the former groups is not valid, and changes that affect the new ones were not tracked.
+            self.permission.oldest_accepted = Instant::now();
+            self.settles_at = authenticator.changes.last_activity() + authenticator.config.recheck;
+        }
+        // The permission in each namespace is reviewed separately.
+        if state.decisions.is_some() || state.is_local() {
+            self.permission.record(Instant::now(), fraction);
+            return Ok(());
+        }
+        let oldest = self.permission.oldest_sufficient();
+        // All of upstream's decisions take the last change into account from `settles_at` on. A permission that is
+        // reviewed soon after that in any case is not reviewed once more.
+        let AuthConfig { recheck, recheck_rbac, .. } = *authenticator.config;
+        let is_settled = self.permission.period > recheck && self.settles_at <= Instant::now();
+        let oldest = if is_settled { oldest.max(self.settles_at) } else { oldest };
+        if self.permission.reviewed < oldest {
+            let rbac_allowed_at = state.rbac_allowed_since(self.permission.oldest_accepted.max(self.settles_at));
+            // A permission that is checked this rarely in any case is not extended further.
+            let sent = match rbac_allowed_at.filter(|_| recheck_rbac > self.permission.period) {
+                Some(sent) if authenticator.changes.still_valid(sent, recheck_rbac) => Instant::now(),
+                _ => self.review_permission(oldest).await?,
+            };
+            self.permission.record(sent, fraction);
+        }
+        Ok(())
+    }
+
+    /// Reviews the permission, unless it was reviewed since `since`. Returns when.
+    async fn review_permission(&mut self, since: Instant) -> Result<Instant, GrantError> {
+        let (user, access) = (self.state.user.lock().clone(), &self.state.access);
+        let reviewer = &self.authenticator.access_reviewer;
+        let allowed = reviewer.decide(&user, access, ReviewPurpose::Lease, Some(since)).await?;
+        self.state.record_decision(&user, &allowed, &reviewer.rbac);
+        let delay = self.lag_delay.take().filter(|delay| allowed.is_by_rbac() && *delay <= LAG_DELAY_MAX);
+        if let Some(delay) = delay.filter(|_| !allowed.is_local) {
+            self.lag_delay = Some(2 * delay);
+            let now = Instant::now();
+            self.state.recheck.add(RecheckRequest { begins_at: now + delay, ..RecheckRequest::at(now) });
+        }
+        Ok(allowed.sent)
+    }
+
+    /// Returns the time of the next check without an event: when a decision is due, and once more soon after a policy
+    /// change has settled.
+    fn next_check(&self) -> Instant {
+        if self.state.is_local() {
+            return self.by_expiry(self.identity.due());
+        }
+        let (due, recheck) = (self.identity.due().min(self.permission.due()), self.authenticator.config.recheck);
+        let is_settled = self.state.decisions.is_some() || self.permission.reviewed >= self.settles_at;
+        // The time is random, to separate leases that one change affects.
+        self.by_expiry(if is_settled || due <= self.settles_at + recheck {
+            due
+        } else {
+            self.settles_at + recheck.mul_f64(0.8 * random::f64())
+        })
+    }
+
+    /// That time, or a little after the credential's expiry if earlier. At most a day, because a token may claim any
+    /// time, and the clock may be set.
+    fn by_expiry(&self, due: Instant) -> Instant {
+        let Some(expires_at) = self.expires_at else { return due };
+        let left = expires_at.duration_since(self.authenticator.clock.now()).unwrap_or_default();
+        due.min(Instant::now() + left.min(Duration::from_secs(24 * 3600)) + Duration::from_millis(10))
+    }
+
+    /// Whether the credential has expired by its own terms.
+    fn is_expired(&self) -> bool {
+        self.expires_at.is_some_and(|expires_at| expires_at <= self.authenticator.clock.now())
     }
 }
 
-impl RecheckRequests {
-    pub(super) fn add(&self, request: RecheckRequest) {
-        let mut pending = self.pending.lock();
-        let before = pending.unwrap_or(request);
-        *pending = Some(RecheckRequest {
-            since: before.since.max(request.since),
-            begins_at: before.begins_at.min(request.begins_at),
-            certain_until: before.certain_until.min(request.certain_until),
-            lost_rule: before.lost_rule || request.lost_rule,
-            is_deferred: before.is_deferred && request.is_deferred,
-        });
-        drop(pending);
-        self.added.notify_one();
+impl Drop for GrantLeaseRevalidator {
+    /// A lease without a revalidator would be valid for ever, so it ends with the revalidator.
+    fn drop(&mut self) {
+        if !self.ended.is_cancelled() && self.state.revoked().is_none() {
+            self.state.revoke(GrantError::Unavailable("cannot authorize: permission checks have stopped".to_owned()));
+        }
+    }
+}
+
+impl LeasedDecision {
+    /// Creates the decision of a new lease, whose first period has this part of the length of others.
+    fn new(period: Duration, fraction: f64) -> Self {
+        let now = Instant::now();
+        Self { period, ttl: period.mul_f64(fraction), reviewed: now, oldest_accepted: now }
     }
 
-    /// Accepts no decision from before `since` if a deferred review is pending. Returns whether one is.
-    pub(super) fn defer(&self, since: Instant) -> bool {
-        let mut pending = self.pending.lock();
-        let deferred = pending.as_mut().filter(|pending| pending.is_deferred);
-        deferred.map(|pending| pending.since = pending.since.max(since)).is_some()
-    }
-
-    /// Sends the pending review at once, if there is one.
-    pub(super) fn expedite(&self) {
-        if let Some(pending) = &mut *self.pending.lock() {
-            pending.begins_at = Instant::now();
-            self.added.notify_one();
+    /// Records a check. Only a decision that was renewed gets a new period.
+    fn record(&mut self, reviewed: Instant, fraction: f64) {
+        if self.reviewed != reviewed {
+            (self.reviewed, self.ttl) = (reviewed, self.period.mul_f64(fraction));
         }
     }
 
-    /// Completes when a policy change requires a review.
-    pub(super) async fn due(&self) -> RecheckRequest {
-        loop {
-            let Some(begins_at) = self.pending.lock().map(|request| request.begins_at) else {
-                self.added.notified().await;
-                continue;
-            };
-            tokio::select! {
-                biased;
-                () = sleep_until(begins_at) => {}
-                () = self.added.notified() => continue,
-            }
-            if let Some(request) = self.pending.lock().take() {
-                return request;
-            }
-        }
+    /// Returns the time at which the decision is due for a review.
+    fn due(&self) -> Instant {
+        self.reviewed + self.ttl
     }
+
+    /// Returns the oldest review time that suffices in a check. A decision that is not due keeps its time.
+    fn oldest_sufficient(&self) -> Instant {
+        let now = Instant::now();
+        let is_due = self.reviewed + self.ttl.mul_f64(EARLY_RENEWAL) <= now;
+        let oldest = if is_due { now.checked_sub(self.ttl.mul_f64(SHARED)).unwrap_or(now) } else { self.reviewed };
+        oldest.max(self.oldest_accepted)
+    }
+}
+
+fn timed_out() -> GrantError {
+    GrantError::Unavailable("cannot authorize: the apiserver did not respond in time".to_owned())
 }

@@ -13,9 +13,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::authenticator::{AuthenticatedCaller, Authenticator};
-use super::grant_lease::{GrantLease, GrantLeaseState, RecheckRequest};
-use super::lease_revalidator::GrantLeaseRevalidator;
+use super::grant_lease::{GrantLease, GrantLeaseRevalidator, GrantLeaseState};
 use super::namespace_access_decisions::NamespaceDecisions;
+use super::recheck_schedule::RecheckRequest;
 use super::{AffectedUsers, metrics};
 use crate::upstream::CredentialId;
 use base::{BackgroundTasks, YIELD_EVERY, random};

@@ -11,18 +11,16 @@
 mod affected_users;
 mod policy;
 mod rule;
-mod subjects;
 #[cfg(test)]
 mod tests;
 
 use serde::{Deserialize, Deserializer};
 
-pub use affected_users::{AffectedNamespaces, AffectedUsers};
+#[cfg(test)]
+pub(super) use affected_users::PolicySubject;
+pub use affected_users::{AffectedNamespaces, AffectedUsers, SubjectMap};
 pub use policy::{ObjectNames, RbacGrant, RbacObjectKey, RbacPolicy};
 use rule::PolicyRules;
-#[cfg(test)]
-pub(super) use subjects::PolicySubject;
-pub use subjects::SubjectMap;
 
 /// The kinds of RBAC objects that affect permissions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

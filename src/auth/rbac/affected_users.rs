@@ -1,9 +1,9 @@
 //! The users whose permissions a change of RBAC may affect.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use super::subjects::{PolicySubject, SubjectMap};
 use kubeapi::User;
 
 /// The users whose permissions a policy change may affect, and in which namespaces.
@@ -12,6 +12,20 @@ pub enum AffectedUsers {
     Everyone,
     /// The subjects in their scopes, and everyone within these namespaces.
     Only(SubjectMap<AffectedNamespaces>, BTreeSet<Arc<str>>),
+}
+
+/// A subject of bindings. A service account is the user as which it authenticates.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::auth) enum PolicySubject {
+    User(String),
+    Group(String),
+}
+
+/// A value for each subject.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubjectMap<T> {
+    pub(super) users: HashMap<String, T>,
+    pub(super) groups: HashMap<String, T>,
 }
 
 /// The namespaces in which permissions may have changed.
@@ -136,6 +150,41 @@ impl Default for AffectedUsers {
     /// No user.
     fn default() -> Self {
         Self::Only(SubjectMap::default(), BTreeSet::new())
+    }
+}
+
+impl<T> SubjectMap<T> {
+    pub(super) fn entry(&mut self, subject: PolicySubject) -> Entry<'_, String, T> {
+        match subject {
+            PolicySubject::User(name) => self.users.entry(name),
+            PolicySubject::Group(name) => self.groups.entry(name),
+        }
+    }
+
+    /// Returns the values of the subjects that a user is.
+    pub(super) fn applying_to(&self, user: &User) -> impl Iterator<Item = &T> {
+        let of_groups = user.groups.iter().filter_map(|group| self.groups.get(group));
+        self.users.get(&user.name).into_iter().chain(of_groups)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (PolicySubject, &T)> {
+        let users = self.users.iter().map(|(name, value)| (PolicySubject::User(name.clone()), value));
+        users.chain(self.groups.iter().map(|(name, value)| (PolicySubject::Group(name.clone()), value)))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.users.is_empty() && self.groups.is_empty()
+    }
+
+    /// Returns the names of all subjects.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.users.keys().chain(self.groups.keys()).map(String::as_str)
+    }
+}
+
+impl<T> Default for SubjectMap<T> {
+    fn default() -> Self {
+        Self { users: HashMap::new(), groups: HashMap::new() }
     }
 }
 

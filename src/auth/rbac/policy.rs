@@ -8,9 +8,8 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::affected_users::{AffectedNamespaces, AffectedUsers};
+use super::affected_users::{AffectedNamespaces, AffectedUsers, PolicySubject, SubjectMap};
 use super::rule::{PolicyRules, RULES_MAX, RequestedAccess, RoleRules};
-use super::subjects::{PolicySubject, SubjectMap};
 use super::{RbacEvent, RbacKind, RbacObject, RbacObjectMeta, RbacRoleRef, RbacSubject};
 use base::LogRateLimit;
 use kubeapi::{AccessAttributes, ObjectKey, User, go_quote};

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use super::*;
-use crate::auth::grant_lease::RecheckRequest;
 use crate::auth::rbac_authorizer::{RbacAuthorizer, RbacChange};
+use crate::auth::recheck_schedule::RecheckRequest;
 use crate::auth::{AccessDecider, Caller, RbacEvent, RbacKind};
 
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
