@@ -1,12 +1,12 @@
 //! Authentication and authorization: who the caller is, and what it may read.
 //!
 //! ```text
-//! headers, certificate ─► Credential ─► Authenticator ─► Caller ─► AccessReviewer ─► ReadGrant ─► the cache
+//! headers, certificate ─► Credential ─► Authenticator ─► Caller ─► AccessReviewer ─► ReadPermission ─► the cache
 //!                                       (TokenReview,              (SubjectAccess-    │
 //!                                        authorities)               Review)           └► GrantLease, checked again
 //! ```
 //!
-//! **Invariants.** No byte of a cached object leaves without a [`ReadGrant`], and only this module can create one. If a
+//! **Invariants.** No byte of a cached object leaves without a [`ReadPermission`], and only this module can create one. If a
 //! right is not certain, the request is refused. Upstream makes every decision, or the RBAC rules that it publishes
 //! ([`AccessDecider::Rbac`]), which only allow. Reviewed decisions are cached for seconds. They are never shared by two
 //! callers, or by two requests that differ in anything that a right may depend on. Tokens appear in no message, log line
@@ -61,7 +61,7 @@ pub use certificate::{
 pub use credential::{
     BEARER_PROTOCOL, BearerToken, ClientConnectionInfo, MalformedCredential, bearer_token, front_proxy_user,
 };
-pub use grant::{GrantStatus, NamespaceAccessChanges, ReadGrant, ReadPermission, ReadableNamespaces};
+pub use grant::{GrantStatus, NamespaceAccessChanges, ReadPermission, ReadableNamespaces};
 pub use grant_error::{GrantError, RevokedPermission};
 pub use impersonation::{Impersonation, ImpersonationDenied, InvalidImpersonation};
 pub use metrics::describe;

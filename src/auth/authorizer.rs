@@ -16,7 +16,7 @@ use super::review_queue::{ReviewPurpose, ReviewedNamespaceLimit};
 use super::token_reviewer::TokenReviewPurpose;
 use super::token_verifier::TokenVerifier;
 use super::{
-    AffectedUsers, AuthConfig, ClientConnectionInfo, GrantError, RbacEvent, RbacKind, ReadGrant, ReadPermission,
+    AffectedUsers, AuthConfig, ClientConnectionInfo, GrantError, RbacEvent, RbacKind, ReadPermission,
     ReadableNamespaces, TokenIdentification, WaitingPermitFn, comparison, metrics,
 };
 use crate::upstream::{KubernetesRelease, RequestIdentity, ReviewClient, UpstreamClient};
@@ -140,9 +140,9 @@ impl Authorizer {
     ///
     /// # Errors
     /// The caller may not make the request, or that cannot be determined.
-    pub async fn grant(&self, caller: &Caller, info: &RequestInfo) -> Result<ReadGrant, GrantError> {
+    pub async fn grant(&self, caller: &Caller, info: &RequestInfo) -> Result<ReadPermission, GrantError> {
         let access = Arc::new(AccessAttributes::from_request(info));
-        let Some(shared) = &self.delegated else { return Ok(ReadGrant::new(access)) };
+        let Some(shared) = &self.delegated else { return Ok(ReadPermission::unchecked(access)) };
         shared.grant(caller, info, access).await.inspect_err(metrics::refused)
     }
 
@@ -168,12 +168,10 @@ impl Authorizer {
         filterable: impl FnOnce() -> bool,
     ) -> Result<ReadPermission, GrantError> {
         let access = Arc::new(AccessAttributes::from_request(info));
-        let Some(shared) = &self.delegated else { return Ok(ReadPermission::Collection(ReadGrant::new(access))) };
+        let Some(shared) = &self.delegated else { return Ok(ReadPermission::unchecked(access)) };
         let permit = match shared.grant(caller, info, access.clone()).await {
-            Err(GrantError::Denied(_)) if filterable() => {
-                shared.readable(caller, info, access).map(ReadPermission::Namespaces)
-            }
-            grant => grant.map(ReadPermission::Collection),
+            Err(GrantError::Denied(_)) if filterable() => shared.readable(caller, info, access),
+            granted => granted,
         };
         permit.inspect_err(metrics::refused)
     }
@@ -344,8 +342,8 @@ impl DelegatedAuthorizer {
         caller: &Caller,
         info: &RequestInfo,
         access: Arc<AccessAttributes>,
-    ) -> Result<ReadGrant, GrantError> {
-        let Some(known) = self.known(caller)? else { return Ok(ReadGrant::new(access)) };
+    ) -> Result<ReadPermission, GrantError> {
+        let Some(known) = self.known(caller)? else { return Ok(ReadPermission::unchecked(access)) };
         // It exists before the permission is checked, so that no change falls between the two.
         let lease = (info.verb == RequestVerb::Watch).then(|| self.leases.acquire(&known, &access, None));
         let reviewer = &self.authenticator.access_reviewer;
@@ -355,7 +353,7 @@ impl DelegatedAuthorizer {
             lease.state.record_decision(&known.user, &allowed, &reviewer.rbac);
         }
         let stale_rules = self.stale_for(&known, allowed.stale_rules);
-        Ok(ReadGrant { access, lease, reason: allowed.reason, stale_rules })
+        Ok(ReadPermission { access, lease, reason: allowed.reason, stale_rules, namespaces: None })
     }
 
     fn readable(
@@ -363,7 +361,7 @@ impl DelegatedAuthorizer {
         caller: &Caller,
         info: &RequestInfo,
         access: Arc<AccessAttributes>,
-    ) -> Result<ReadableNamespaces, GrantError> {
+    ) -> Result<ReadPermission, GrantError> {
         let known = self.known(caller)?.ok_or_else(GrantError::denied)?;
         // Reviews count by account and not by node, because an account's permissions are the same on each node.
         let is_watch = info.verb == RequestVerb::Watch;
@@ -372,7 +370,8 @@ impl DelegatedAuthorizer {
         let decisions = Arc::new(NamespaceDecisions::new(authenticator, known.user.clone(), access.clone(), watch));
         let lease = is_watch.then(|| self.leases.acquire(&known, &access, Some(decisions.clone())));
         let stale_rules = self.stale_for(&known, self.authenticator.access_reviewer.rbac.stale());
-        Ok(ReadableNamespaces::new(access, decisions, lease, stale_rules))
+        let namespaces = Some(ReadableNamespaces::new(decisions, lease.clone()));
+        Ok(ReadPermission { access, lease, reason: ReadPermission::FILTERED.into(), stale_rules, namespaces })
     }
 
     /// Returns the longer time for which the rules, or what the caller's token is bound to, have been stale.

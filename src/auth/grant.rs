@@ -9,12 +9,13 @@ use super::{GrantError, RevokedPermission};
 use kubeapi::{AccessAttributes, AccessTarget, Gvr};
 use tokio::sync::watch;
 
-/// A permission to read the target of one request: verb, resource, namespace, name and selectors.
+/// A permission to read the target of one request: verb, resource, namespace, name and selectors. Of a collection, it may
+/// cover only some of the namespaces.
 ///
-/// Its fields are private, so only [`Authorizer::grant`](super::Authorizer::grant) creates one. Reads from the cache
-/// require one by type. The grant of a watch ends when upstream would no longer allow it.
+/// Its fields are private, so only [`Authorizer`](super::Authorizer) creates one. Reads from the cache require one by
+/// type. The permission of a watch ends when upstream would no longer allow it.
 #[derive(Debug, Clone)]
-pub struct ReadGrant {
+pub struct ReadPermission {
     pub(super) access: Arc<AccessAttributes>,
     pub(super) lease: Option<Arc<GrantLease>>,
     /// The authorizer's reason, which may be empty.
@@ -22,28 +23,20 @@ pub struct ReadGrant {
     /// How long the rules by which it was decided, or what the caller's token is bound to, have been stale; `None` if
     /// both are current, or if upstream decided.
     pub(super) stale_rules: Option<Duration>,
+    /// The readable part, if the permission does not cover the whole collection.
+    pub(super) namespaces: Option<ReadableNamespaces>,
 }
 
-/// A permission for a collection: for everything that was requested, or for some of its namespaces.
-#[derive(Debug, Clone)]
-pub enum ReadPermission {
-    Collection(ReadGrant),
-    Namespaces(ReadableNamespaces),
-}
-
-/// A permission to read only those namespaces of a collection in which the caller may perform the requested access. Of
-/// other namespaces, it covers the objects that rules known here let the caller get by name. Of the collection of
-/// namespaces, it covers each Namespace that the caller may get.
+/// The part of a collection in which the caller may perform the requested access: some of its namespaces. Of other
+/// namespaces, it includes the objects that rules known here let the caller get by name. Of the collection of namespaces,
+/// it includes each Namespace that the caller may get.
 ///
-/// Its fields are private, so only [`Authorizer::readable`](super::Authorizer::readable) creates one. A namespace
-/// without a decision is not readable. For a watch, all namespaces are checked again for as long as the watch is open.
+/// A namespace without a decision is not readable. For a watch, all namespaces are checked again for as long as the watch
+/// is open.
 #[derive(Debug, Clone)]
 pub struct ReadableNamespaces {
-    access: Arc<AccessAttributes>,
     decisions: Arc<NamespaceDecisions>,
     lease: Option<Arc<GrantLease>>,
-    /// As [`ReadGrant::stale_rules`].
-    stale_rules: Option<Duration>,
 }
 
 /// Whether a permission still holds. Its scope is known to the owner of the permission.
@@ -54,12 +47,43 @@ pub struct GrantStatus(Option<Arc<GrantLease>>);
 #[derive(Debug)]
 pub struct NamespaceAccessChanges(watch::Receiver<namespace_access_decisions::NamespaceAccessMap>);
 
-impl ReadGrant {
-    pub(super) fn new(access: Arc<AccessAttributes>) -> Self {
-        Self { access, lease: None, reason: Arc::default(), stale_rules: None }
+impl ReadPermission {
+    /// The reason for allowing a read that upstream denies as a whole.
+    pub const FILTERED: &str = "kube-fanout: reads.filter shows what the user may read";
+
+    /// Creates the permission of the proxy itself.
+    pub(super) fn unchecked(access: Arc<AccessAttributes>) -> Self {
+        Self { access, lease: None, reason: Arc::default(), stale_rules: None, namespaces: None }
     }
 
-    /// Returns the authorizer's reason, which may be empty.
+    /// Whether the permission covers reads of this collection or of a part of it, or of an object in it with this name.
+    /// A permission for one name covers no other name, and no read without a name. A permission for a namespace covers no
+    /// other namespace, and not the whole collection.
+    pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>, name: Option<&str>) -> bool {
+        let AccessTarget::Resource(target) = &self.access.target else { return false };
+        let same = *target.group == *gvr.group && *target.version == *gvr.version && *target.resource == *gvr.resource;
+        let within = !namespaced || target.namespace == namespace.unwrap_or_default();
+        let named = target.name.is_empty() || name == Some(&*target.name);
+        let has_namespaces = self.namespaces.is_none() || namespaced || gvr.is_namespaces();
+        same && within && named && has_namespaces && target.subresource.is_empty()
+    }
+
+    /// Returns which objects of a namespace may be served now, or whether the Namespace itself may be.
+    pub fn access(&self, namespace: &str) -> NamespaceAccess {
+        self.namespaces.as_ref().map_or(NamespaceAccess::Allowed, |readable| readable.access(namespace))
+    }
+
+    /// Whether all objects of a namespace may be served now, or the Namespace itself.
+    pub fn allows_namespace(&self, namespace: &str) -> bool {
+        self.access(namespace) == NamespaceAccess::Allowed
+    }
+
+    /// Returns the readable part, if the permission does not cover the whole collection.
+    pub fn namespaces(&self) -> Option<&ReadableNamespaces> {
+        self.namespaces.as_ref()
+    }
+
+    /// Returns the reason of the authorizer, which may be empty, or [`FILTERED`](Self::FILTERED).
     pub fn reason(&self) -> &Arc<str> {
         &self.reason
     }
@@ -69,64 +93,10 @@ impl ReadGrant {
     pub fn stale_rules(&self) -> Option<Duration> {
         self.stale_rules
     }
-}
-
-impl ReadPermission {
-    /// The reason for allowing a read that upstream denies as a whole.
-    pub const FILTERED: &str = "kube-fanout: reads.filter shows what the user may read";
-
-    /// Whether the permission covers reads of this collection or of a part of it, or of an object in it with this name.
-    /// A permission for one name covers no other name, and no read without a name.
-    pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>, name: Option<&str>) -> bool {
-        match self {
-            Self::Collection(grant) => covers(&grant.access, gvr, namespaced, namespace, name),
-            Self::Namespaces(readable) => {
-                (namespaced || gvr.is_namespaces()) && covers(&readable.access, gvr, namespaced, namespace, name)
-            }
-        }
-    }
-
-    /// Returns which objects of a namespace may be served now, or whether the Namespace itself may be.
-    pub fn access(&self, namespace: &str) -> NamespaceAccess {
-        match self {
-            Self::Collection(_) => NamespaceAccess::Allowed,
-            Self::Namespaces(readable) => readable.access(namespace),
-        }
-    }
-
-    /// Whether all objects of a namespace may be served now, or the Namespace itself.
-    pub fn allows_namespace(&self, namespace: &str) -> bool {
-        self.access(namespace) == NamespaceAccess::Allowed
-    }
-
-    /// Returns the partial permission, if the permission does not cover the whole collection.
-    pub fn namespaces(&self) -> Option<&ReadableNamespaces> {
-        match self {
-            Self::Collection(_) => None,
-            Self::Namespaces(readable) => Some(readable),
-        }
-    }
-
-    /// Returns the reason of the authorizer, which may be empty, or [`FILTERED`](Self::FILTERED).
-    pub fn reason(&self) -> Arc<str> {
-        match self {
-            Self::Collection(grant) => grant.reason.clone(),
-            Self::Namespaces(_) => Self::FILTERED.into(),
-        }
-    }
-
-    /// Returns how long the rules by which it was decided have been stale, as [`ReadGrant::stale_rules`].
-    pub fn stale_rules(&self) -> Option<Duration> {
-        match self {
-            Self::Collection(grant) => grant.stale_rules,
-            Self::Namespaces(readable) => readable.stale_rules,
-        }
-    }
 
     /// Returns the status of the permission, which a watch keeps.
     pub fn grant_status(&self) -> GrantStatus {
-        let (Self::Collection(ReadGrant { lease, .. }) | Self::Namespaces(ReadableNamespaces { lease, .. })) = self;
-        GrantStatus(lease.clone())
+        GrantStatus(self.lease.clone())
     }
 }
 
@@ -146,15 +116,10 @@ impl ReadableNamespaces {
     /// The maximum number of namespaces to collect for [`review_all`](Self::review_all), which refuses that many.
     pub const COLLECT_MAX: usize = namespace_access_decisions::NAMESPACES_MAX + 1;
 
-    pub(super) fn new(
-        access: Arc<AccessAttributes>,
-        decisions: Arc<NamespaceDecisions>,
-        lease: Option<Arc<GrantLease>>,
-        stale_rules: Option<Duration>,
-    ) -> Self {
+    pub(super) fn new(decisions: Arc<NamespaceDecisions>, lease: Option<Arc<GrantLease>>) -> Self {
         // All watches on one lease share its decisions.
         let decisions = lease.as_ref().and_then(|lease| lease.state.decisions.clone()).unwrap_or(decisions);
-        Self { access, decisions, lease, stale_rules }
+        Self { decisions, lease }
     }
 
     /// Reviews which namespaces may be read, with one review each.
@@ -206,14 +171,13 @@ impl NamespaceAccessChanges {
     }
 }
 
-/// Whether an access covers reads of this collection, or of an object in it with this name. An access to a namespace
-/// covers no other namespace, and not the whole collection.
-fn covers(access: &AccessAttributes, gvr: &Gvr, namespaced: bool, namespace: Option<&str>, name: Option<&str>) -> bool {
-    let AccessTarget::Resource(target) = &access.target else { return false };
-    let same = *target.group == *gvr.group && *target.version == *gvr.version && *target.resource == *gvr.resource;
-    let within = !namespaced || target.namespace == namespace.unwrap_or_default();
-    let named = target.name.is_empty() || name == Some(&*target.name);
-    same && within && named && target.subresource.is_empty()
+#[cfg(test)]
+impl ReadPermission {
+    /// A permission for a part of a collection.
+    pub fn for_part(part: ReadableNamespaces) -> Self {
+        let access = AccessAttributes { verb: "watch".to_owned(), target: AccessTarget::Path(String::new()) };
+        Self { lease: part.lease.clone(), namespaces: Some(part), ..Self::unchecked(Arc::new(access)) }
+    }
 }
 
 /// Permissions for tests, which set the decisions themselves.
@@ -235,11 +199,10 @@ impl ReadableNamespaces {
             None,
             base::WallClock::default(),
         );
-        let access = AccessAttributes { verb: "watch".to_owned(), target: kubeapi::AccessTarget::Path(String::new()) };
+        let access = AccessAttributes { verb: "watch".to_owned(), target: AccessTarget::Path(String::new()) };
         let access = Arc::new(access);
-        let decisions =
-            Arc::new(NamespaceDecisions::new(Arc::new(authenticator), Arc::default(), access.clone(), None));
-        let readable = Self { access, decisions, lease: None, stale_rules: None };
+        let decisions = Arc::new(NamespaceDecisions::new(Arc::new(authenticator), Arc::default(), access, None));
+        let readable = Self { decisions, lease: None };
         decided.iter().for_each(|(namespace, decision)| readable.set_decision(namespace, decision.clone()));
         readable
     }
@@ -266,8 +229,7 @@ mod tests {
     #[test]
     fn grant_for_one_name_or_namespace_covers_no_other() {
         let maps = Gvr::new("", "v1", "configmaps");
-        let grant =
-            |uri| ReadPermission::Collection(ReadGrant::new(Arc::new(AccessAttributes::from_request(&info(uri)))));
+        let grant = |uri| ReadPermission::unchecked(Arc::new(AccessAttributes::from_request(&info(uri))));
         let one = grant("/api/v1/namespaces/t1/configmaps?fieldSelector=metadata.name%3Da");
         assert!(grant("/api/v1/namespaces/t1/configmaps/a").covers(&maps, true, Some("t1"), Some("a")));
         for other in [Some("a-b"), Some("a0"), Some("aa"), Some(""), None] {

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 pub(super) use stub::{StubReview, StubReviewClient, authorizer, authorizer_with, info};
 
 use super::{
-    AffectedNamespaces, AffectedUsers, AuthConfig, Authorizer, GrantError, ReadGrant, ReadableNamespaces,
+    AffectedNamespaces, AffectedUsers, AuthConfig, Authorizer, GrantError, ReadPermission, ReadableNamespaces,
     RevokedPermission, SubjectMap,
 };
 use crate::auth::rbac::PolicySubject;
@@ -45,7 +45,7 @@ fn scene_with(config: AuthConfig) -> Scene {
 
 impl Scene {
     /// Opens a watch.
-    async fn watch(&self, token: &str, uri: &str) -> ReadGrant {
+    async fn watch(&self, token: &str, uri: &str) -> ReadPermission {
         let caller = self.authorizer.known(token, [127, 0, 0, 1]).await.expect("authenticated");
         self.authorizer.grant(&caller, &info(uri)).await.expect("it is allowed")
     }
@@ -116,7 +116,7 @@ impl Authorizer {
     }
 }
 
-impl ReadGrant {
+impl ReadPermission {
     fn end_token(&self) -> CancellationToken {
         self.lease.as_ref().expect("it is that of a watch").state.end_token.clone()
     }

@@ -66,7 +66,7 @@ async fn anonymous_scene(grace: u64) -> Scene {
 }
 
 /// The time until a watch ends, which is at most an hour.
-async fn end_of(watch: &ReadGrant) -> Duration {
+async fn end_of(watch: &ReadPermission) -> Duration {
     timeout(seconds(3_600), time_to_end(&watch.end_token())).await.expect("the watch ends")
 }
 
@@ -99,7 +99,7 @@ impl Scene {
         self.authorizer.apply_policy_change(RbacKind::RoleBinding, Some(change));
     }
 
-    async fn watch_of(&self, caller: &Caller) -> ReadGrant {
+    async fn watch_of(&self, caller: &Caller) -> ReadPermission {
         self.authorizer.grant(caller, &info(PODS)).await.expect("it is allowed")
     }
 

@@ -17,7 +17,7 @@ const SLOW: Duration = Duration::from_secs(9);
 const AT_ONCE: Duration = Duration::from_millis(50);
 
 /// Revokes Ada's permission, reports the change, and returns the time until her watch ends.
-async fn lost(scene: &Scene, watch: &ReadGrant) -> Duration {
+async fn lost(scene: &Scene, watch: &ReadPermission) -> Duration {
     // All reviews of the crowd have been sent or are waiting by now.
     sleep(Duration::from_millis(100)).await;
     scene.stub.deny("ada", "*");

@@ -12,7 +12,7 @@ struct Verified {
     verifier: verifier::Scene,
     scene: Scene,
     token: String,
-    grant: ReadGrant,
+    grant: ReadPermission,
 }
 
 impl Verified {

@@ -108,7 +108,7 @@ impl RequestRouter {
             if let Some(reason) = unfiltered.filter(|_| permission.namespaces().is_none()) {
                 return self.forward(request, reason).await;
             }
-            let decision = self.shared.audit.is_on().then(|| AuditDecision::Allowed(permission.reason()));
+            let decision = self.shared.audit.is_on().then(|| AuditDecision::Allowed(permission.reason().clone()));
             // Boxed, so that the future of another request does not reserve room for them: it is copied as it comes.
             let served = match route {
                 ReadRoute::Get(read) => {

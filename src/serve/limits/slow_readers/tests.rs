@@ -1,7 +1,7 @@
 use futures_util::FutureExt;
 
 use super::*;
-use crate::auth::{Authorizer, Caller, ReadPermission};
+use crate::auth::{Authorizer, Caller};
 use base::DrainTrigger;
 use kubeapi::{RequestInfo, UrlQuery};
 
@@ -9,7 +9,7 @@ fn grant() -> GrantStatus {
     let request = RequestInfo::parse("GET", "/api/v1/pods", &UrlQuery::parse("")).expect("a plain path");
     let grant =
         Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("decided without a review");
-    ReadPermission::Collection(grant.expect("the caller is the proxy")).grant_status()
+    grant.expect("the caller is the proxy").grant_status()
 }
 
 const BODY_MAX: Duration = Duration::from_secs(60);

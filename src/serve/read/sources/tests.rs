@@ -195,8 +195,7 @@ fn read_requires_permission_for_its_collection_and_name() {
     ] {
         let [permitted, requested] = [permitted, requested].map(|path| format!("{GROUP}/{path}"));
         let grant = Authorizer::open().grant(&Caller::ProxyItself, &info(&permitted)).now_or_never();
-        let permission =
-            ReadPermission::Collection(grant.expect("decided without a review").expect("the caller is the proxy"));
+        let permission = grant.expect("decided without a review").expect("the caller is the proxy");
         let request = read_request(&requested);
         let (json, kind) = (Representation::Object(FeedEncoding::Json), ReadKind::List(ResourceVersionMatch::Any));
         let need = FeedRequirements::new(&request, &permission, &widgets("uid/1"), name, json, kind);

@@ -152,7 +152,7 @@ impl Stage {
     ) -> Client {
         let opened = self.reader.open(start, view).expect("in the ring");
         self.permitted(
-            &ReadPermission::Namespaces(readable.clone()),
+            &ReadPermission::for_part(readable.clone()),
             opened,
             (None, ObjectRenderer::verbatim(self.reader.envelope())),
             &options,
@@ -164,7 +164,7 @@ impl Stage {
         let opened = self.reader.open(WatchStartPosition::Current, CollectionView::everything()).expect("current");
         let metadata = Representation::Metadata(FeedEncoding::Json, MetaApiVersion::V1);
         let renderer = ObjectRenderer::derived(metadata, self.reader.envelope(), 34).expect("of anything");
-        self.permitted(&ReadPermission::Namespaces(readable.clone()), opened, (None, renderer), &options)
+        self.permitted(&ReadPermission::for_part(readable.clone()), opened, (None, renderer), &options)
     }
 
     /// Opens a watch whose sink accepts chunks of frames.
@@ -184,7 +184,7 @@ impl Stage {
         let grant =
             Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("no review is needed");
         self.permitted(
-            &ReadPermission::Collection(grant.expect("the caller is the proxy")),
+            &grant.expect("the caller is the proxy"),
             opened,
             (chunks, ObjectRenderer::verbatim(self.reader.envelope())),
             &options,
