@@ -27,23 +27,15 @@ pub(super) struct PolicyChanges {
 struct PolicyWatchState {
     /// Policy changes that were received and not yet applied.
     unapplied: AffectedUsers,
-    /// When the watches began; `None` once everything has been reviewed after that.
-    began: Option<PolicyWatchStartTimes>,
+    /// When everything is reviewed, and the latest time to which further watches that begin can postpone that; `None`
+    /// once everything has been reviewed after the watches began.
+    missed_due: Option<(Instant, Instant)>,
     /// Whether a policy change would be received at once.
     is_open: bool,
     /// When a change was last seen, or the watches began or ended.
     last_activity: Instant,
     /// The time since which no change can have been missed. Changes during an interruption are received afterwards.
     complete_since: Instant,
-}
-
-/// The times at which the policy watches began, one kind of objects after the other.
-#[derive(Debug, Clone, Copy)]
-struct PolicyWatchStartTimes {
-    first: Instant,
-    last: Instant,
-    /// The delay from the start of the last policy watch to the review of all permissions.
-    settle_time: Duration,
 }
 
 /// The policy changes that later review rounds still cover.
@@ -69,7 +61,7 @@ impl PolicyChanges {
     pub(super) fn new() -> Self {
         let (unapplied, now) = (AffectedUsers::default(), Instant::now());
         let state =
-            PolicyWatchState { unapplied, began: None, is_open: false, last_activity: now, complete_since: now };
+            PolicyWatchState { unapplied, missed_due: None, is_open: false, last_activity: now, complete_since: now };
         Self { state: Mutex::new(state), notify: Notify::new() }
     }
 
@@ -86,12 +78,9 @@ impl PolicyChanges {
     pub(super) fn watch_started(&self) {
         let (now, mut state) = (Instant::now(), self.state.lock());
         (state.last_activity, state.complete_since) = (now, now);
-        let first = || PolicyWatchStartTimes {
-            first: now,
-            last: now,
-            settle_time: SETTLE_TIME + JITTER.mul_f64(3.0 * random::f64()),
-        };
-        state.began = Some(PolicyWatchStartTimes { last: now, ..state.began.unwrap_or_else(first) });
+        let due = now + settle_time();
+        let latest = state.missed_due.map_or(due + GATHER_MAX, |(_, latest)| latest);
+        state.missed_due = Some((due.min(latest), latest));
         drop(state);
         self.notify.notify_one();
     }
@@ -132,7 +121,7 @@ impl PolicyChanges {
             sleep_until(rounds.next_round_at).await;
             let is_quiet = rounds.previous.iter().all(AffectedUsers::is_none);
             if is_quiet {
-                let settled = self.state.lock().began.map(PolicyWatchStartTimes::due);
+                let settled = self.state.lock().missed_due.map(|(due, _)| due);
                 tokio::select! {
                     biased;
                     () = self.notify.notified() => {}
@@ -164,19 +153,19 @@ impl PolicyWatchState {
     fn take_due(&mut self) -> (AffectedUsers, bool) {
         let unapplied = std::mem::take(&mut self.unapplied);
         let now = Instant::now();
-        let Some(since) = self.began.filter(|began| began.due() <= now) else {
+        if self.missed_due.is_none_or(|(due, _)| due > now) {
             return (unapplied, false);
-        };
+        }
         // A watch that began a moment ago is too recent for this round, and gets another.
-        self.began = (since.last + SETTLE_TIME > now).then_some(PolicyWatchStartTimes { first: since.last, ..since });
+        let (is_recent, due) = (self.complete_since + SETTLE_TIME > now, self.complete_since + settle_time());
+        self.missed_due = is_recent.then_some((due, due + GATHER_MAX));
         (unapplied, true)
     }
 }
 
-impl PolicyWatchStartTimes {
-    fn due(self) -> Instant {
-        self.last.min(self.first + GATHER_MAX) + self.settle_time
-    }
+/// Returns the delay from the start of a policy watch to the review of all permissions.
+fn settle_time() -> Duration {
+    SETTLE_TIME + JITTER.mul_f64(3.0 * random::f64())
 }
 
 impl PolicyRecheckRounds {
