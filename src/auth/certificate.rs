@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -38,20 +39,14 @@ pub struct CertificateAuthorities {
 /// The checked properties of an authority besides its name and key.
 #[derive(Debug)]
 struct CaProperties {
-    validity: ValiditySeconds,
+    /// The first and the last second in which the authority is valid, since 1970.
+    validity: RangeInclusive<u64>,
     /// Whether the authority may sign certificates.
     is_authority: bool,
     /// Whether the authority may sign client certificates; true if it has no extended key usage.
     for_clients: bool,
     /// The maximum number of intermediate authorities between the authority and the client.
     path_len_max: Option<u32>,
-}
-
-/// The first and the last second in which a certificate is valid, since 1970.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct ValiditySeconds {
-    from: u64,
-    to: u64,
 }
 
 /// A signature algorithm that checks each signature only once while one chain is verified.
@@ -152,7 +147,7 @@ impl CertificateAuthorities {
             authorities.push((anchor, CaProperties::from_certificate(&parsed)));
         }
         // Of two authorities with one name and key, the one that expires later is tried first.
-        authorities.sort_by_key(|(_, root)| std::cmp::Reverse(root.validity.to));
+        authorities.sort_by_key(|(_, root)| std::cmp::Reverse(*root.validity.end()));
         let (anchors, roots) = authorities.into_iter().unzip();
         let id = sha256_of(&certificates);
         let algorithms = rustls::crypto::ring::default_provider().signature_verification_algorithms.all;
@@ -183,18 +178,18 @@ impl CertificateAuthorities {
             .map_err(|error| invalid(&error))?;
         let (_, parsed) = X509Certificate::from_der(leaf).map_err(|error| invalid(&error))?;
         let user = Arc::new(subject(leaf, &parsed).ok_or(CertificateRejection::NoCommonName)?);
-        let root = self.root(path.anchor()).map_or(0, |root| root.validity.to);
-        let between = path.intermediate_certificates().map(|it| validity(&it.der()).map_or(0, |validity| validity.to));
-        let last = between.chain([root, ValiditySeconds::from_certificate(&parsed).to]).min().unwrap_or(0);
+        let root = self.root(path.anchor()).map_or(0, |root| *root.validity.end());
+        let between = path.intermediate_certificates().map(|it| validity_of(&it.der()).map_or(0, |valid| *valid.end()));
+        let last = between.chain([root, *validity(&parsed).end()]).min().unwrap_or(0);
         // A certificate is valid to the end of its last second.
         Ok(CertificateIdentity { user, expires_at: UNIX_EPOCH + Duration::from_secs(last.saturating_add(1)) })
     }
 
     /// Returns the earliest time after `now` at which a certificate of the chain or an authority becomes valid.
     pub fn next_start(&self, chain: &CertificateChain, now: SystemTime) -> Option<SystemTime> {
-        let validities = chain.iter().filter_map(validity);
-        let starts = validities.chain(self.roots.iter().map(|root| root.validity));
-        let starts = starts.map(|validity| UNIX_EPOCH + Duration::from_secs(validity.from));
+        let validities = chain.iter().filter_map(validity_of);
+        let starts = validities.chain(self.roots.iter().map(|root| root.validity.clone()));
+        let starts = starts.map(|validity| UNIX_EPOCH + Duration::from_secs(*validity.start()));
         starts.filter(|start| *start > now).min()
     }
 
@@ -202,7 +197,7 @@ impl CertificateAuthorities {
     /// path.
     fn permits(&self, path: &VerifiedPath<'_>, time: UnixTime) -> Result<(), webpki::Error> {
         let root = self.root(path.anchor()).ok_or(webpki::Error::UnknownIssuer)?;
-        let (from, to) = (root.validity.from, root.validity.to);
+        let (from, to) = (*root.validity.start(), *root.validity.end());
         let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         if time.as_secs() < from {
             return Err(webpki::Error::CertNotValidYet { time, not_before: at(from) });
@@ -318,20 +313,13 @@ impl CaProperties {
         let constraints = parsed.basic_constraints().ok().flatten();
         let usage = parsed.extended_key_usage().ok().flatten();
         Self {
-            validity: ValiditySeconds::from_certificate(parsed),
+            validity: validity(parsed),
             // Version 1 has no extensions.
             is_authority: may_sign(parsed)
                 && constraints.as_ref().map_or(parsed.version() != X509Version::V3, |constraints| constraints.value.ca),
             for_clients: usage.is_none_or(|usage| usage.value.any || usage.value.client_auth),
             path_len_max: constraints.and_then(|constraints| constraints.value.path_len_constraint),
         }
-    }
-}
-
-impl ValiditySeconds {
-    fn from_certificate(parsed: &X509Certificate<'_>) -> Self {
-        let seconds = |time: x509_parser::time::ASN1Time| u64::try_from(time.timestamp()).unwrap_or(0);
-        Self { from: seconds(parsed.validity().not_before), to: seconds(parsed.validity().not_after) }
     }
 }
 
@@ -357,8 +345,14 @@ impl SignatureVerificationAlgorithm for SignatureCheckCache<'_> {
     }
 }
 
-fn validity(der: &CertificateDer<'_>) -> Option<ValiditySeconds> {
-    X509Certificate::from_der(der).ok().map(|(_, parsed)| ValiditySeconds::from_certificate(&parsed))
+/// Returns the first and the last second in which a certificate is valid, since 1970.
+fn validity(parsed: &X509Certificate<'_>) -> RangeInclusive<u64> {
+    let seconds = |time: x509_parser::time::ASN1Time| u64::try_from(time.timestamp()).unwrap_or(0);
+    seconds(parsed.validity().not_before)..=seconds(parsed.validity().not_after)
+}
+
+fn validity_of(der: &CertificateDer<'_>) -> Option<RangeInclusive<u64>> {
+    X509Certificate::from_der(der).ok().map(|(_, parsed)| validity(&parsed))
 }
 
 /// Whether the key usage, if present, allows signing certificates.
