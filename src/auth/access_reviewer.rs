@@ -7,9 +7,7 @@ use super::comparison_queue::{ComparedAnswer, ComparisonQueue};
 use super::policy_changes::PolicyChanges;
 use super::rbac_authorizer::{LocalDecision, RbacAuthorizer, RulesUnknown};
 use super::review_permission::ReviewResource;
-use super::review_queue::{
-    LEASE_WAIT_MAX, ReviewClass, ReviewPurpose, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey,
-};
+use super::review_queue::{ReviewClass, ReviewPurpose, ReviewQueue, ReviewRate, ReviewRateLimit, ReviewRateLimitKey};
 use super::sha256::sha256_of;
 use super::{AffectedUsers, AuthConfig, GrantError, ObjectNames, metrics};
 use crate::upstream::{AccessReviewResult, ReviewClient, UpstreamRequestCause};
@@ -226,10 +224,8 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
     let each = ReviewRate::new(config.accesses_per_user, burst);
     let requests = Arc::new(ReviewRateLimit::new(each, all, Duration::ZERO, REQUEST_WAIT_MAX));
     let paths = Arc::new(ReviewRateLimit::new(each, all, Duration::ZERO, Duration::ZERO));
-    let rate = |per_second| ReviewRate::new(per_second, per_second / 4);
-    let (each, all) = (rate(config.namespaces_per_user), rate(config.namespaces));
-    let namespaces = Arc::new(ReviewRateLimit::new(each, all, LEASE_WAIT_MAX, LEASE_WAIT_MAX));
-    let leases = Arc::new(ReviewRateLimit::for_leases(config.lease_reviews));
+    let namespaces = Arc::new(ReviewRateLimit::for_leases(config.namespaces_per_user, config.namespaces));
+    let leases = Arc::new(ReviewRateLimit::for_leases(config.lease_reviews / 2, config.lease_reviews));
     let comparisons = Arc::new(ReviewRateLimit::for_comparisons());
     ReviewQueue::new(ReviewResource::ACCESS, |class| match class {
         ReviewClass::Lease => leases.clone(),

@@ -130,7 +130,7 @@ struct ReviewReservation {
 }
 
 /// The maximum time that a review for a lease waits.
-pub(super) const LEASE_WAIT_MAX: Duration = Duration::from_secs(10);
+const LEASE_WAIT_MAX: Duration = Duration::from_secs(10);
 /// The maximum number of reviews of one kind per second that compare answers given here with upstream's.
 const COMPARISONS_PER_SECOND: u32 = 10;
 /// The number of keys that are tracked even if they are idle.
@@ -257,10 +257,10 @@ impl ReviewRateLimit {
         Self { each, all, each_wait_max, all_wait_max, next: Mutex::default() }
     }
 
-    /// Creates the limits on reviews for leases: `per_second` reviews per second, and half as many for one user.
-    pub(super) fn for_leases(per_second: u32) -> Self {
+    /// Creates the limits on reviews for leases, of one user and of all, per second.
+    pub(super) fn for_leases(each: u32, all: u32) -> Self {
         let rate = |per_second| ReviewRate::new(per_second, per_second / 4);
-        Self::new(rate(per_second / 2), rate(per_second), LEASE_WAIT_MAX, LEASE_WAIT_MAX)
+        Self::new(rate(each), rate(all), LEASE_WAIT_MAX, LEASE_WAIT_MAX)
     }
 
     /// Creates the limits on reviews for comparisons.

@@ -224,7 +224,7 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
         Arc::new(match class {
             // Tokens are not reviewed in the last two.
             ReviewClass::Lease | ReviewClass::Namespace | ReviewClass::NonResource => {
-                ReviewRateLimit::for_leases(config.lease_reviews)
+                ReviewRateLimit::for_leases(config.lease_reviews / 2, config.lease_reviews)
             }
             ReviewClass::Comparison => ReviewRateLimit::for_comparisons(),
             // A user may have many tokens.
