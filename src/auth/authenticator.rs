@@ -234,25 +234,20 @@ impl Authenticator {
         credential: &Credential,
         purpose: TokenReviewPurpose<'_>,
     ) -> Result<Option<AuthenticatedIdentity>, GrantError> {
-        let reviewed = Instant::now();
-        let identity = match credential {
-            Credential::Anonymous => {
-                AuthenticatedIdentity { reviewed, user: Arc::new(User::anonymous()), expires_at: None }
-            }
-            Credential::Token(token) => self.token_reviewer.identify(id, token, purpose).await?,
+        let (user, expires_at) = match credential {
+            Credential::Anonymous => (Arc::new(User::anonymous()), None),
+            Credential::Token(token) => return self.token_reviewer.identify(id, token, purpose).await.map(Some),
             Credential::Certificate(chain) => {
-                let Some(holder) = self.holder(chain)? else { return Ok(None) };
-                AuthenticatedIdentity { reviewed, user: holder.user, expires_at: Some(holder.expires_at) }
+                let Some(CertificateIdentity { user, expires_at }) = self.holder(chain)? else { return Ok(None) };
+                (user, Some(expires_at))
             }
-            Credential::FrontProxy(chain, user) => match self.front_proxy(chain) {
-                Some(expires_at) => {
-                    AuthenticatedIdentity { reviewed, user: user.clone(), expires_at: Some(expires_at) }
-                }
-                // The peer is not a trusted front proxy. Its certificate is still a credential, and is tried next.
-                None => return Ok(None),
-            },
+            Credential::FrontProxy(chain, user) => {
+                // If the peer is not a trusted front proxy, its certificate is still a credential, and is tried next.
+                let Some(expires_at) = self.front_proxy(chain) else { return Ok(None) };
+                (user.clone(), Some(expires_at))
+            }
         };
-        Ok(Some(identity))
+        Ok(Some(AuthenticatedIdentity { reviewed: Instant::now(), user, expires_at }))
     }
 
     /// Returns the holder of a certificate; `None` if the certificate is trusted and names no user.

@@ -42,14 +42,11 @@ pub(super) enum TokenReviewPurpose<'a> {
     Lease { since: Instant, flow: &'a FlowDistinguisher },
 }
 
-/// The result of a token review; no user if the token was not accepted.
+/// The result of a token review that was sent after this time; no identity if the token was not accepted.
 #[derive(Debug, Clone)]
 struct CachedTokenReview {
-    /// A time before the review was sent.
     sent: Instant,
-    user: Option<Arc<User>>,
-    /// The expiry time in the token's own claims.
-    expires_at: Option<SystemTime>,
+    identity: Option<AuthenticatedIdentity>,
 }
 
 /// The maximum number of cached results; each takes a few bytes.
@@ -69,7 +66,7 @@ impl TokenReviewer {
         let (token_ttl, longest) =
             (config.token_ttl, config.recheck.max(config.recheck_nodes).max(config.recheck_tokens));
         // For leases, each look-up sets how old a result may be.
-        let ttl = move |(purpose, _): &_, result: &CachedTokenReview| match (purpose, &result.user) {
+        let ttl = move |(purpose, _): &_, result: &CachedTokenReview| match (purpose, &result.identity) {
             (ReviewPurpose::Lease, Some(_)) => Some(longest),
             _ => Some(token_ttl),
         };
@@ -144,13 +141,10 @@ impl TokenReviewer {
                 self.results.get_or_fetch(&key, is_accepted, review).await.map_err(Arc::unwrap_or_clone)?
             }
         };
-        let CachedTokenReview { sent, user, expires_at } = result;
-        let user = user.ok_or(GrantError::Unauthenticated)?;
         // Upstream accepts a token for some time after its own expiry; the proxy does not.
-        if expires_at.is_some_and(|expires_at| expires_at <= self.clock.now()) {
-            return Err(GrantError::Unauthenticated);
-        }
-        Ok(AuthenticatedIdentity { reviewed: sent, user, expires_at })
+        let is_current = |expires_at: SystemTime| expires_at > self.clock.now();
+        let identity = result.identity.filter(|identity| identity.expires_at.is_none_or(is_current));
+        identity.ok_or(GrantError::Unauthenticated)
     }
 
     /// Reviews a token that was verified here. Returns why upstream does not accept it as that of `user`; `None` if it
@@ -171,9 +165,9 @@ impl TokenReviewer {
             verifier.compare(id, token, &result);
         }
         let error = result.error.clone();
-        Ok(match self.accept(id, token, sent, result).user {
-            Some(same) if same == *user => None,
-            Some(other) => Some(format!("the token is that of another user: {}", other.name)),
+        Ok(match self.accept(id, token, sent, result).identity {
+            Some(same) if same.user == *user => None,
+            Some(other) => Some(format!("the token is that of another user: {}", other.user.name)),
             // The error may quote the token.
             None if token.is_quoted_in(&error) => Some("invalid bearer token".to_owned()),
             None => Some(error),
@@ -210,9 +204,13 @@ impl TokenReviewer {
             None => self.known_tokens.invalidate(&id),
         }
         self.queue.count(if user.is_some() { "authenticated" } else { "unauthenticated" });
-        let expires_at = token.expiry_seconds().filter(|_| user.is_some());
-        let expires_at = expires_at.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
-        CachedTokenReview { sent, user: user.map(|user| Arc::new(user.authenticated())), expires_at }
+        let identity = user.map(|user| {
+            // The expiry time in the token's own claims.
+            let expiry = token.expiry_seconds().map(Duration::from_secs);
+            let expires_at = expiry.and_then(|since| UNIX_EPOCH.checked_add(since));
+            AuthenticatedIdentity { reviewed: sent, user: Arc::new(user.authenticated()), expires_at }
+        });
+        CachedTokenReview { sent, identity }
     }
 }
 
