@@ -77,9 +77,10 @@ impl Authorizer {
     /// Creates an authorizer that delegates every decision to upstream.
     pub fn delegated(config: AuthConfig, parts: DelegatedAuthDeps) -> Self {
         let reviews = Arc::new(parts.client.clone());
-        let DelegatedAuthDeps { client, node, clock, tasks, .. } = &parts;
+        let DelegatedAuthDeps { client, node, clock, tasks, .. } = parts.clone();
         let verifier = (config.identify == TokenIdentification::Local)
-            .then(|| TokenVerifier::start(client, &config, node.as_ref(), clock, tasks));
+            .then(|| TokenVerifier::new(client, &config, node.as_ref(), clock, tasks));
+        verifier.iter().for_each(|verifier| verifier.start(&config));
         Self::with_review_client(reviews, verifier, config, parts)
     }
 

@@ -102,26 +102,8 @@ const KEYS_TIMEOUT: Duration = Duration::from_secs(10);
 const CONFIRM_INTERVAL: Duration = Duration::from_secs(60);
 
 impl TokenVerifier {
-    /// Starts a verifier. It sends nothing before the first service account token. On a node it watches only that
-    /// node's pods.
-    pub(super) fn start(
-        client: &UpstreamClient,
-        config: &AuthConfig,
-        node: Option<&Arc<str>>,
-        clock: &WallClock,
-        tasks: &BackgroundTasks,
-    ) -> Arc<Self> {
-        let verifier = Self::new(client.clone(), config, node, clock.clone(), tasks.clone());
-        for kind in BoundKind::ALL {
-            let Self { client, objects, keys, .. } = &*verifier;
-            let (client, objects, keys, node) = (client.clone(), objects.clone(), keys.clone(), node.cloned());
-            let follower = BoundObjectFollower { client, objects, keys, kind, node, idle_max: idle_max(config) };
-            tasks.spawn_critical("bound objects", follower.run());
-        }
-        verifier
-    }
-
-    fn new(
+    /// Creates a verifier. On a node it watches only that node's pods.
+    pub(super) fn new(
         client: UpstreamClient,
         config: &AuthConfig,
         node: Option<&Arc<str>>,
@@ -148,6 +130,17 @@ impl TokenVerifier {
             signature_checks: ReviewRateLimit::new(each, all, Duration::ZERO, Duration::ZERO),
             is_stopped: AtomicBool::new(false),
         })
+    }
+
+    /// Starts the tasks that follow bound objects. They send nothing before the first service account token.
+    pub(super) fn start(&self, config: &AuthConfig) {
+        let idle_max = idle_max(config);
+        for kind in BoundKind::ALL {
+            let Self { client, objects, keys, node, .. } = self;
+            let (client, objects, keys, node) = (client.clone(), objects.clone(), keys.clone(), node.clone());
+            let follower = BoundObjectFollower { client, objects, keys, kind, node, idle_max };
+            self.tasks.spawn_critical("bound objects", follower.run());
+        }
     }
 
     /// Returns the user of a token that is proven to be valid; `None` if upstream must review it. The signature check of

@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use kubeapi::ObjectKey;
+use kubeapi::is_dns_subdomain;
 
 /// A kind of objects that a token may be bound to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,15 +101,10 @@ impl BoundKind {
 impl BoundObject {
     /// Creates the object that a token names; `None` if no object has such names or such a UID.
     pub(super) fn new(kind: BoundKind, namespace: &str, name: &str, uid: &str) -> Option<Self> {
-        is_name(name).then_some(())?;
+        // So a path of names is unambiguous.
+        is_dns_subdomain(name).then_some(())?;
         Some(Self { kind, key: key(namespace, name), uid: parse_uid(uid)? })
     }
-}
-
-/// Whether this can be the name of an object, so that a path of names is unambiguous.
-pub(super) fn is_name(name: &str) -> bool {
-    let is_allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
-    (1..=ObjectKey::NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_allowed)
 }
 
 pub(super) fn key(namespace: &str, name: &str) -> Box<str> {

@@ -9,8 +9,8 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
-use super::bound_objects::{BoundKind, BoundObject, is_name};
-use kubeapi::User;
+use super::bound_objects::{BoundKind, BoundObject};
+use kubeapi::{User, is_dns_subdomain};
 
 /// The maximum number of audiences of a token that is verified here. The apiserver has no limit.
 const AUDIENCES_MAX: usize = 16;
@@ -105,7 +105,7 @@ impl TokenClaims {
         let KubernetesClaims { namespace, serviceaccount, pod, node, secret, _warn_after } = kubernetes;
         let name = format!("system:serviceaccount:{namespace}:{}", serviceaccount.name);
         // The apiserver issues tokens for one object, or for a pod and its node.
-        if sub != name || !is_name(&namespace) || secret.is_some() && (pod.is_some() || node.is_some()) {
+        if sub != name || !is_dns_subdomain(&namespace) || secret.is_some() && (pod.is_some() || node.is_some()) {
             return None;
         }
         let mut bound =

@@ -51,8 +51,7 @@ struct ObjectMetadata {
 struct WatchEvent<'a> {
     #[serde(rename = "type")]
     event_type: &'a str,
-    #[serde(borrow)]
-    object: &'a serde_json::value::RawValue,
+    object: PartialObject,
 }
 
 const PAGE_LIMIT: usize = 1_000;
@@ -188,9 +187,8 @@ impl BoundObjectFollower {
 
     /// Applies an event after version `before`. Returns its version.
     fn apply(&self, frame: &[u8], before: u64, path: &str) -> Result<u64, UpstreamError> {
-        let WatchEvent { event_type, object } = parse_json(frame, path)?;
         // An ERROR event, such as an expired version, has another object and ends the watch.
-        let PartialObject { metadata } = parse_json(object.get().as_bytes(), path)?;
+        let WatchEvent { event_type, object: PartialObject { metadata } } = parse_json(frame, path)?;
         let version = parse_version(&metadata.resource_version, path)?;
         match event_type {
             // Another server, or a restored storage.
