@@ -116,7 +116,7 @@ fn user_info(target_user: &User, request: &AccessAttributes) -> ImpersonationMod
         steps.push(ImpersonationStep::Never(verb.group_named(group), reason.to_owned()));
     } else {
         let groups: Vec<_> = target_user.groups.iter().map(|group| verb.group_named(group)).collect();
-        steps.extend(reviews_of(groups, target_user.groups.len() >= BATCH_THRESHOLD, || verb.group_named("*")));
+        steps.extend(reviews_of(groups, target_user.groups.len() >= BATCH_THRESHOLD, verb.group_named("*")));
     }
     if let Some(reason) = wrong_extra(&target_user.extra) {
         steps.push(ImpersonationStep::Never(verb.extra("", ""), reason));
@@ -124,18 +124,14 @@ fn user_info(target_user: &User, request: &AccessAttributes) -> ImpersonationMod
         let extras = verb.extras(&target_user.extra);
         // Values count, not keys.
         let are_many = extras.len() >= BATCH_THRESHOLD;
-        steps.extend(reviews_of(extras, are_many, || verb.extra("*", "*")));
+        steps.extend(reviews_of(extras, are_many, verb.extra("*", "*")));
     }
     ImpersonationMode { subject: None, steps, user: target_user.clone() }
 }
 
-fn reviews_of(
-    each: Vec<AccessAttributes>,
-    are_many: bool,
-    all: impl FnOnce() -> AccessAttributes,
-) -> Vec<ImpersonationStep> {
+fn reviews_of(each: Vec<AccessAttributes>, are_many: bool, all: AccessAttributes) -> Vec<ImpersonationStep> {
     if are_many {
-        vec![ImpersonationStep::AllOrEach(all(), each)]
+        vec![ImpersonationStep::AllOrEach(all, each)]
     } else {
         each.into_iter().map(ImpersonationStep::Review).collect()
     }
