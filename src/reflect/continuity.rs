@@ -39,30 +39,43 @@ base::labelled_enum! {
 /// The key of an object in a state, and its version.
 pub(super) type ObjectVersion<'a> = (&'a ObjectKey, ResourceVersion);
 
-/// Compares the objects known at version `reached` with a state listed after that, at version `at`. Both iterators must
-/// be in key order.
-pub(super) fn compare<'a, 'b>(
-    cached: impl Iterator<Item = ObjectVersion<'a>>,
-    reached: ResourceVersion,
-    listed: impl Iterator<Item = ObjectVersion<'b>>,
+/// Compares a cached state with a state listed after that, at version `at`. The iterator must be in key order.
+pub(super) fn compare<'a>(
+    cached: &'a FeedSnapshot,
+    listed: impl Iterator<Item = ObjectVersion<'a>>,
     at: ResourceVersion,
 ) -> HistoryComparison {
-    if at < reached {
+    if at < cached.rv {
         return HistoryComparison::Other;
     }
     let mut finding = HistoryComparison::Same;
-    for (before, after) in merge_join(cached, listed, |cached, listed| cached.0.cmp(listed.0)) {
-        let (before, after) = (before.map(|(_, rv)| rv), after.map(|(_, rv)| rv));
-        if before == after {
-            continue;
-        }
-        // If an object is missing, it was deleted at or before the listed version.
-        if after.unwrap_or(at) <= reached {
+    for (_, contradicts) in differences(object_versions(cached), cached.rv, listed, at) {
+        if contradicts {
             return HistoryComparison::Other;
         }
         finding = HistoryComparison::Later;
     }
     finding
+}
+
+/// Returns the keys whose versions differ between the objects cached at version `reached` and those listed at version
+/// `at`, and whether changes between the two versions cannot explain the difference. Both iterators must be in key
+/// order.
+///
+/// An object in a state has not changed since its own version. So the earlier state must have it too, if that state had
+/// reached this version.
+pub(super) fn differences<'a>(
+    cached: impl Iterator<Item = ObjectVersion<'a>>,
+    reached: ResourceVersion,
+    listed: impl Iterator<Item = ObjectVersion<'a>>,
+    at: ResourceVersion,
+) -> impl Iterator<Item = (&'a ObjectKey, bool)> {
+    merge_join(cached, listed, |cached, listed| cached.0.cmp(listed.0)).filter_map(move |(cached, listed)| {
+        let (key, _) = cached.or(listed)?;
+        let is_in_both = |object: Option<ObjectVersion<'_>>, earlier| object.is_some_and(|(_, rv)| rv <= earlier);
+        let contradicts = reached <= at && is_in_both(listed, reached) || at <= reached && is_in_both(cached, at);
+        (cached != listed).then_some((key, contradicts))
+    })
 }
 
 /// Walks two sequences in key order side by side. Returns what each has of each key.

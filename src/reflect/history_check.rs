@@ -162,13 +162,11 @@ impl FeedTaskContext {
             }
         };
         let listed = &initial.snapshot;
-        let finding = match compare(object_versions(&cached), cached.rv, object_versions(listed), listed.rv) {
+        let finding = match compare(&cached, object_versions(listed), listed.rv) {
             // Later changes hide earlier ones, but upstream may still have the state at our version.
             HistoryComparison::Later => {
                 match self.lister(FeedRequestPurpose::Mismatch).list(RequestedListVersion::Exact(cached.rv)).await {
-                    Ok(then) => {
-                        compare(object_versions(&cached), cached.rv, object_versions(&then.snapshot), then.snapshot.rv)
-                    }
+                    Ok(then) => compare(&cached, object_versions(&then.snapshot), then.snapshot.rv),
                     Err(_) => HistoryComparison::Later,
                 }
             }

@@ -24,7 +24,6 @@
 
 mod reach_version;
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -33,12 +32,12 @@ use futures_util::future::{BoxFuture, FutureExt};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
-use crate::cache::{FeedSnapshot, FeedState, FeedStateId};
+use crate::cache::{FeedState, FeedStateId};
 use crate::upstream::{BODY_BYTES_MAX, UpstreamError, UpstreamRequestCause};
 use base::{BackoffBounds, random};
-use kubeapi::{ObjectKey, ResourceVersion};
+use kubeapi::ResourceVersion;
 
-use super::continuity::{HistoryComparison, compare, object_versions};
+use super::continuity::{HistoryComparison, compare, differences, object_versions};
 use super::feed_client::FeedTaskContext;
 use super::gap::ObservedResourceVersion;
 use super::initial_state::not_older_than;
@@ -269,8 +268,7 @@ impl FreshnessProver {
         self.upstream.count_request(FeedRequestPurpose::Equality);
         let before = self.upstream.feed.reader.snapshot();
         let page = self.upstream.versions(UpstreamRequestCause::Proof, query, BODY_BYTES_MAX).await?;
-        let listed = page.versions.iter().map(|(key, rv)| (key, *rv));
-        let is_other = compare(object_versions(&before), before.rv, listed, page.at) == HistoryComparison::Other;
+        let is_other = compare(&before, page.objects(), page.at) == HistoryComparison::Other;
         if is_other {
             self.report_mismatch();
         }
@@ -351,7 +349,8 @@ impl FreshnessProver {
                 }
                 let snapshot = self.upstream.feed.reader.snapshot();
                 if snapshot.rv >= listed.at {
-                    return !has_stale_object(&snapshot, &listed.versions, listed.at);
+                    return !differences(object_versions(&snapshot), snapshot.rv, listed.objects(), listed.at)
+                        .any(|(_, contradicts)| contradicts);
                 }
                 progress.changed().await;
             }
@@ -373,7 +372,8 @@ impl FreshnessProver {
     fn equals_cache(&self, listed: &ObjectVersionPage) -> bool {
         let reader = &self.upstream.feed.reader;
         let state_id = reader.state_id();
-        same(&reader.snapshot(), &listed.versions) && (listed.is_from_memory || reader.confirm(state_id, listed.at))
+        object_versions(&reader.snapshot()).eq(listed.objects())
+            && (listed.is_from_memory || reader.confirm(state_id, listed.at))
     }
 
     /// Returns whether one list of versions proves that the feed holds upstream's state at `rv` or later. It is tried
@@ -412,13 +412,4 @@ impl FreshnessProver {
         }
         Ok(())
     }
-}
-
-fn same(snapshot: &FeedSnapshot, listed: &BTreeMap<ObjectKey, ResourceVersion>) -> bool {
-    snapshot.len() == listed.len() && snapshot.iter().all(|object| listed.get(&object.key) == Some(&object.rv))
-}
-
-/// Whether the feed, which has reached a listed version, still has an object that the list did not have.
-fn has_stale_object(now: &FeedSnapshot, listed: &BTreeMap<ObjectKey, ResourceVersion>, at: ResourceVersion) -> bool {
-    object_versions(now).any(|(key, rv)| rv <= at && listed.get(key) != Some(&rv))
 }

@@ -41,7 +41,7 @@ use super::metrics::FeedRequestPurpose;
 use super::recurrence::RecurrenceBackoff;
 use super::reflector_findings::{ObjectDivergence, ReflectorFinding};
 use super::versions::ObjectVersionPage;
-use compare::{ObjectDiscrepancy, ObjectKeyRange, conflicting_keys};
+use compare::{ObjectDiscrepancy, conflicting_keys};
 
 /// Compares one feed with upstream periodically.
 pub(super) struct FeedSelfChecker {
@@ -107,32 +107,30 @@ impl FeedSelfChecker {
         let feed = &self.upstream.feed;
         self.upstream.wait_live().await;
         let mut progress = SelfCheckState::since(feed.reader.state_id());
-        // The first round of a fleet that starts together is spread over the whole interval.
-        let first = |config: &ReflectConfig| config.self_check.map(|every| every.mul_f64(random::f64()));
-        let mut config = self.config.get();
-        let mut wait = first(&config);
+        let (mut config, mut is_first) = (self.config.get(), true);
         loop {
             let due = async {
-                match wait {
-                    Some(wait) => sleep(wait).await,
-                    None => pending().await,
-                }
+                let Some(every) = config.self_check else { return pending().await };
+                // The first round of a fleet that starts together is spread over the whole interval.
+                sleep(if is_first {
+                    every.mul_f64(random::f64())
+                } else {
+                    every.mul_f64(0.5 + random::f64()) * 2_u32.pow(progress.unanswered.min(DOUBLINGS_MAX))
+                })
+                .await;
+                every
             };
             tokio::select! {
-                () = due => {}
-                () = self.config.replaced(&config) => {
-                    config = self.config.get();
-                    wait = first(&config);
-                    continue;
+                every = due => {
+                    is_first = false;
+                    let state_id = feed.reader.state_id();
+                    let is_due = progress.proven != state_id || progress.sweep.is_some();
+                    if is_due && feed.was_read_since(every.mul_f64(1.5)) && feed.reader.state() == FeedState::Live {
+                        self.round(state_id, &mut progress).await;
+                    }
                 }
+                () = self.config.replaced(&config) => (config, is_first) = (self.config.get(), true),
             }
-            let Some(every) = config.self_check else { continue };
-            let state_id = feed.reader.state_id();
-            let is_due = progress.proven != state_id || progress.sweep.is_some();
-            if is_due && feed.was_read_since(every.mul_f64(1.5)) && feed.reader.state() == FeedState::Live {
-                self.round(state_id, &mut progress).await;
-            }
-            wait = Some(every.mul_f64(0.5 + random::f64()) * 2_u32.pow(progress.unanswered.min(DOUBLINGS_MAX)));
         }
     }
 
@@ -200,18 +198,16 @@ impl FeedSelfChecker {
         let goes_on = progress.sweep.clone().filter(|sweep| sweep.began.history == state_id.history);
         let sweep = goes_on.unwrap_or(SelfCheckSweep { began: state_id, after: None });
         let page = self.page(state.rv, sweep.after.as_ref(), progress.keys).await?;
-        let candidates = conflicting_keys(state, state, &page, &ObjectKeyRange::from_page(sweep.after.clone(), &page));
+        let candidates = conflicting_keys(state, state, &page, sweep.after.as_ref());
         if !candidates.is_empty() {
             return Ok(candidates);
         }
         let is_all = sweep.after.is_none() && page.is_last;
         // The response to the first page includes the number of objects after it.
         let counted = if sweep.after.is_none() { page.count() } else { None };
-        match page.versions.last_key_value() {
-            Some((last, _)) if !page.is_last => {
-                progress.sweep = Some(SelfCheckSweep { began: sweep.began, after: Some(last.clone()) });
-            }
-            _ => (progress.proven, progress.sweep) = (sweep.began, None),
+        match page.end() {
+            Some(last) => progress.sweep = Some(SelfCheckSweep { began: sweep.began, after: Some(last.clone()) }),
+            None => (progress.proven, progress.sweep) = (sweep.began, None),
         }
         if is_all || progress.count_unreliable {
             Ok(Vec::new())
@@ -238,8 +234,8 @@ impl FeedSelfChecker {
         // An upstream that ignores `continue` would repeat its first page.
         for _ in 0..pages_max {
             let page = self.page(state.rv, after.as_ref(), progress.keys).await?;
-            let candidates = conflicting_keys(state, state, &page, &ObjectKeyRange::from_page(after, &page));
-            after = page.versions.last_key_value().map(|(last, _)| last.clone()).filter(|_| !page.is_last);
+            let candidates = conflicting_keys(state, state, &page, after.as_ref());
+            after = page.end().cloned();
             if !candidates.is_empty() {
                 return Ok(candidates);
             }
@@ -267,7 +263,7 @@ impl FeedSelfChecker {
         if reader.history() != state_id.history {
             return Ok(Vec::new());
         }
-        let candidates = conflicting_keys(before, &after, &listed, &ObjectKeyRange::default());
+        let candidates = conflicting_keys(before, &after, &listed, None);
         if candidates.is_empty() {
             progress.proven = state_id;
         }

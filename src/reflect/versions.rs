@@ -7,6 +7,7 @@ use crate::upstream::{UpstreamError, UpstreamRequestCause, UpstreamRequestKind, 
 use crate::wire::{FeedEncoding, JsonLayout, ObjectReader};
 use kubeapi::{ObjectKey, ResourceVersion};
 
+use super::continuity::ObjectVersion;
 use super::feed_client::FeedTaskContext;
 
 /// Keys and versions of a part of a collection.
@@ -24,6 +25,16 @@ pub(super) struct ObjectVersionPage {
 }
 
 impl ObjectVersionPage {
+    /// Returns the last key of this page; `None` if it is the last page of the collection.
+    pub(super) fn end(&self) -> Option<&ObjectKey> {
+        self.versions.last_key_value().filter(|_| !self.is_last).map(|(last, _)| last)
+    }
+
+    /// Returns the keys and versions in key order.
+    pub(super) fn objects(&self) -> impl Iterator<Item = ObjectVersion<'_>> {
+        self.versions.iter().map(|(key, rv)| (key, *rv))
+    }
+
     /// Returns the number of objects from the first of this page on, if upstream reports it.
     pub(super) fn count(&self) -> Option<usize> {
         let behind = if self.is_last { Some(0) } else { self.remaining };

@@ -108,9 +108,7 @@ impl Reflector {
         exact: bool,
     ) -> Result<Vec<ObjectChange>, GapRecoveryError> {
         let known = self.upstream.feed.reader.snapshot();
-        if list.rv < at
-            || compare(object_versions(&known), known.rv, object_versions(list), list.rv) == HistoryComparison::Other
-        {
+        if list.rv < at || compare(&known, object_versions(list), list.rv) == HistoryComparison::Other {
             return Err(GapRecoveryError::OtherHistory);
         }
         let differences = gap_recovery::differences(&known, list);

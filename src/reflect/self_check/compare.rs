@@ -1,52 +1,32 @@
 //! Finds the objects of a feed that contradict upstream's state.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::cache::FeedSnapshot;
+use crate::reflect::continuity::differences;
 use crate::reflect::versions::ObjectVersionPage;
 use crate::wire::ObjectRevision;
 use kubeapi::ObjectKey;
 
-/// A part of a collection: the keys after `after`, up to and including `until`.
-#[derive(Debug, Clone, Default)]
-pub(super) struct ObjectKeyRange {
-    after: Option<ObjectKey>,
-    until: Option<ObjectKey>,
-}
-
-impl ObjectKeyRange {
-    /// Returns the part that is covered by a page that begins after `after`.
-    pub(super) fn from_page(after: Option<ObjectKey>, page: &ObjectVersionPage) -> Self {
-        let last = page.versions.last_key_value().map(|(last, _)| last.clone());
-        Self { after, until: last.filter(|_| !page.is_last) }
-    }
-
-    fn objects<'a>(&'a self, state: &'a FeedSnapshot) -> impl Iterator<Item = &'a Arc<ObjectRevision>> {
-        let is_within = |object: &&Arc<ObjectRevision>| self.until.as_ref().is_none_or(|until| object.key <= *until);
-        state.after(self.after.as_ref()).take_while(is_within)
-    }
-}
-
-/// Returns the keys whose versions contradict each other. `listed` is a state of upstream that is not older than the
-/// cached state `before` and not newer than the cached state `after`. The three may be one version.
-///
-/// An object that upstream lists has not changed since its own version. So a cached state that had reached that version
-/// must have it, and vice versa. Changes between `before` and `after` prove nothing.
+/// Returns the keys whose versions contradict each other. `listed` is the part after the key `start` of a state of
+/// upstream. That state is not older than the cached state `before` and not newer than the cached state `after`. The
+/// three may be one version. Changes between `before` and `after` prove nothing.
 pub(super) fn conflicting_keys(
     before: &FeedSnapshot,
     after: &FeedSnapshot,
     listed: &ObjectVersionPage,
-    part: &ObjectKeyRange,
+    start: Option<&ObjectKey>,
 ) -> Vec<ObjectKey> {
-    let lacks =
-        |(key, rv): &(&ObjectKey, &_)| **rv <= before.rv && before.get(key).is_none_or(|cached| cached.rv != **rv);
-    let mut found: Vec<_> = listed.versions.iter().filter(lacks).map(|(key, _)| key.clone()).collect();
-    let outlived =
-        |cached: &&Arc<ObjectRevision>| cached.rv <= listed.at && listed.versions.get(&cached.key) != Some(&cached.rv);
-    found.extend(part.objects(after).filter(outlived).map(|cached| cached.key.clone()));
-    found.sort();
-    found.dedup();
-    found
+    let mut found = BTreeSet::new();
+    for cached in [before, after] {
+        let cached_part = cached.after(start).take_while(|object| listed.end().is_none_or(|end| object.key <= *end));
+        let cached_part = cached_part.map(|object| (&object.key, object.rv));
+        let listed_part = listed.objects().filter(|(key, _)| start.is_none_or(|start| *key > start));
+        let different = differences(cached_part, cached.rv, listed_part, listed.at);
+        found.extend(different.filter(|(_, contradicts)| *contradicts).map(|(key, _)| key.clone()));
+    }
+    found.into_iter().collect()
 }
 
 base::labelled_enum! {
@@ -117,8 +97,10 @@ mod tests {
         page: &ObjectVersionPage,
         start_after: Option<&str>,
     ) -> Vec<String> {
-        let part = ObjectKeyRange::from_page(start_after.map(key), page);
-        conflicting_keys(before, after, page, &part).iter().map(|key| key.name().to_owned()).collect()
+        conflicting_keys(before, after, page, start_after.map(key).as_ref())
+            .iter()
+            .map(|key| key.name().to_owned())
+            .collect()
     }
 
     #[test]
