@@ -2,14 +2,9 @@
 //! ends.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::Instant;
-
-use super::{FEEDS_MAX, FeedKey};
 
 /// The counters of a feed's upstream traffic. If a feed restarts soon, they continue.
 #[derive(Debug, Default)]
@@ -37,23 +32,6 @@ pub struct LabelledMetric {
     pub value: &'static str,
 }
 
-/// The counters of all running feeds, and for a while of ended ones.
-#[derive(Debug, Default)]
-pub(super) struct FeedTrafficRegistry {
-    accounts: BTreeMap<FeedKey, FeedTrafficEntry>,
-}
-
-#[derive(Debug, Default)]
-struct FeedTrafficEntry {
-    counts: Arc<FeedTrafficCounts>,
-    /// The number of running feeds with this key: a retired feed may end after its successor has started.
-    running: usize,
-    ended: Option<Instant>,
-}
-
-/// The maximum number of ended feeds whose counters are kept.
-const ENDED_MAX: usize = FEEDS_MAX;
-
 impl FeedTrafficCounts {
     /// Records why an attempt to list or watch failed. `why` must not contain addresses, users or object names.
     pub fn record_failure(&self, why: String) {
@@ -79,93 +57,9 @@ impl FeedTrafficCounts {
     }
 }
 
-impl FeedTrafficRegistry {
-    /// Records the start of a feed. Returns its counters.
-    pub(super) fn open(&mut self, key: &FeedKey, kept: Duration) -> Arc<FeedTrafficCounts> {
-        self.forget(kept);
-        let account = self.accounts.entry(key.clone()).or_default();
-        account.running += 1;
-        account.ended = None;
-        account.counts.clone()
-    }
-
-    /// Records the end of a feed.
-    pub(super) fn close(&mut self, key: &FeedKey, kept: Duration) {
-        if let Some(account) = self.accounts.get_mut(key) {
-            account.running = account.running.saturating_sub(1);
-            if account.running == 0 {
-                account.ended = Some(Instant::now());
-            }
-        }
-        self.forget(kept);
-    }
-
-    /// Returns all counters, sorted by key.
-    pub(super) fn all(&mut self, kept: Duration) -> Vec<(FeedKey, Arc<FeedTrafficCounts>)> {
-        self.forget(kept);
-        self.accounts.iter().map(|(key, account)| (key.clone(), account.counts.clone())).collect()
-    }
-
-    /// Drops the counters of feeds that ended too long ago, and the oldest above the limit.
-    fn forget(&mut self, kept: Duration) {
-        self.accounts.retain(|_, account| account.ended.is_none_or(|ended| ended.elapsed() < kept));
-        let mut ended: Vec<_> = self.accounts.values().filter_map(|account| account.ended).collect();
-        if ended.len() > ENDED_MAX {
-            ended.sort_unstable();
-            let oldest = ended[ended.len() - ENDED_MAX];
-            self.accounts.retain(|_, account| account.ended.is_none_or(|ended| ended >= oldest));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::feeds::FeedScope;
-    use crate::wire::FeedEncoding;
-    use kubeapi::Gvr;
-
-    const KEPT: Duration = Duration::from_secs(60);
-
-    fn key(namespace: usize) -> FeedKey {
-        let scope = FeedScope::Namespace(format!("n{namespace}").into());
-        FeedKey { gvr: Gvr::new("", "v1", "pods"), scope, encoding: FeedEncoding::Json }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn feed_counts_expire_later_and_resume_if_feed_returns() {
-        let mut ledger = FeedTrafficRegistry::default();
-        let counts = ledger.open(&key(1), KEPT);
-        FeedTrafficCounts::add(&counts.events, 7);
-        ledger.close(&key(1), KEPT);
-        tokio::time::advance(KEPT / 2).await;
-        assert_eq!(ledger.all(KEPT).len(), 1, "it can still be read");
-        assert_eq!(ledger.open(&key(1), KEPT).events.load(Ordering::Relaxed), 7, "it does not jump back");
-        tokio::time::advance(KEPT * 2).await;
-        assert_eq!(ledger.all(KEPT).len(), 1, "it runs");
-        // The successor starts before its predecessor has ended.
-        ledger.open(&key(1), KEPT);
-        ledger.close(&key(1), KEPT);
-        tokio::time::advance(KEPT * 2).await;
-        assert_eq!(ledger.all(KEPT).len(), 1, "one of them runs");
-        ledger.close(&key(1), KEPT);
-        tokio::time::advance(KEPT).await;
-        assert!(ledger.all(KEPT).is_empty() && ledger.accounts.is_empty());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn ended_feed_counts_are_capped() {
-        let mut ledger = FeedTrafficRegistry::default();
-        for namespace in 0..10_000 {
-            ledger.open(&key(namespace), KEPT);
-            tokio::time::advance(Duration::from_millis(1)).await;
-            ledger.close(&key(namespace), KEPT);
-        }
-        assert_eq!(ledger.accounts.len(), ENDED_MAX);
-        assert!(ledger.accounts.contains_key(&key(9_999)) && !ledger.accounts.contains_key(&key(8_000)));
-        tokio::time::advance(KEPT).await;
-        assert!(ledger.all(KEPT).is_empty());
-    }
 
     #[test]
     fn metric_labels_are_counted_separately() {

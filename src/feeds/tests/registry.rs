@@ -1,6 +1,8 @@
 //! The registry: one feed per key, started once, ended once, and not retried immediately if that is pointless.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -9,7 +11,9 @@ use tokio::time::advance;
 
 use crate::cache::tests::fixture::rv;
 use crate::cache::{CacheConfig, FeedEndReason, FeedSnapshot, FeedState};
-use crate::feeds::{FEEDS_MAX, Feed, FeedKey, FeedRegistry, FeedScope, FeedSpec, FeedStartRequest, FeedUnavailable};
+use crate::feeds::{
+    FEEDS_MAX, Feed, FeedKey, FeedRegistry, FeedScope, FeedSpec, FeedStartRequest, FeedTrafficCounts, FeedUnavailable,
+};
 use crate::wire::FeedEncoding;
 use kubeapi::Gvr;
 
@@ -324,6 +328,57 @@ async fn idle_feed_is_removed_atomically_with_the_idle_check() {
     advance(IDLE).await;
     assert!(feeds.end_if_idle(&feed, IDLE));
     assert!(feeds.find(&pods().key, None).is_none());
+}
+
+const KEPT: Duration = Duration::from_secs(60);
+
+/// A registry that keeps the counters of ended feeds for [`KEPT`].
+fn counting() -> (FeedRegistry, mpsc::Receiver<FeedStartRequest>) {
+    FeedRegistry::new(CacheConfig { counts_age_max: KEPT, ..CacheConfig::default() })
+}
+
+#[tokio::test(start_paused = true)]
+async fn feed_counts_expire_later_and_resume_if_feed_returns() {
+    let (feeds, mut demands) = counting();
+    let mut begin = || {
+        let _lease = feeds.handle(&pods(), None).expect("there is room");
+        demands.try_recv().expect("it is demanded").feed
+    };
+    let feed = begin();
+    FeedTrafficCounts::add(&feed.counts.events, 7);
+    feeds.ended(&feed, FeedEndReason::Idle);
+    advance(KEPT / 2).await;
+    assert_eq!(feeds.counts().len(), 1, "it can still be read");
+    let feed = begin();
+    assert_eq!(feed.counts.events.load(Ordering::Relaxed), 7, "it does not jump back");
+    advance(KEPT * 2).await;
+    assert_eq!(feeds.counts().len(), 1, "it runs");
+    // The successor starts before its predecessor has ended.
+    feeds.retire(&feed);
+    let successor = begin();
+    feeds.ended(&feed, FeedEndReason::Outdated);
+    advance(KEPT * 2).await;
+    assert_eq!(feeds.counts().len(), 1, "one of them runs");
+    feeds.ended(&successor, FeedEndReason::Idle);
+    advance(KEPT).await;
+    assert!(feeds.counts().is_empty());
+    assert_eq!(begin().counts.events.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn ended_feed_counts_are_capped() {
+    let (feeds, mut demands) = counting();
+    let spec = |number: usize| spec("pods", Some(&format!("n{number}")), FeedEncoding::Json);
+    for number in 0..3_000 {
+        drop(feeds.handle(&spec(number), None).expect("there is room"));
+        advance(Duration::from_millis(1)).await;
+        feeds.ended(&demands.try_recv().expect("it is demanded").feed, FeedEndReason::Idle);
+    }
+    let counts: BTreeMap<_, _> = feeds.counts().into_iter().collect();
+    assert_eq!(counts.len(), FEEDS_MAX);
+    assert!(counts.contains_key(&spec(2_999).key) && !counts.contains_key(&spec(1_500).key));
+    advance(KEPT).await;
+    assert!(feeds.counts().is_empty());
 }
 
 /// A starting feed learns the versions from which its first readers want to resume.
