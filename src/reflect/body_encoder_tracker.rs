@@ -10,7 +10,7 @@ use kubeapi::ResourceVersion;
 use tokio::sync::watch;
 
 /// The servers that encoded the bodies of one feed. The reflector records the server that it reads from; the
-/// [`BodyEncodingRefresher`](super::body_encoding_refresher) finds out which release each server runs.
+/// [`body_encoding_refresher`](super::body_encoding_refresher) finds out which release each server runs.
 #[derive(Debug)]
 pub(super) struct BodyEncoderTracker {
     feed: Arc<Feed>,

@@ -11,10 +11,8 @@
 //! dropped. Then states are served again.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 
 use crate::upstream::UpstreamServer;
@@ -25,15 +23,6 @@ use super::feed_client::FeedTaskContext;
 use super::metrics::FeedRequestPurpose;
 use super::reflector_findings::ReflectorFinding;
 use super::stream::WatchStreamEnd;
-
-/// Serializes the lists of the feeds of one proxy.
-pub(super) type ListMutex = Arc<Mutex<()>>;
-
-/// Keeps the bodies of one feed in the encoding of the followed server.
-pub(super) struct BodyEncodingRefresher {
-    pub(super) upstream: FeedTaskContext,
-    pub(super) list_lock: ListMutex,
-}
 
 /// Limits how soon bodies are renewed.
 ///
@@ -65,13 +54,13 @@ impl BodyEncodingRefreshLimit {
     }
 }
 
-impl BodyEncodingRefresher {
-    /// Renews bodies for as long as the feed lives.
-    pub(super) async fn run(&self) -> Infallible {
-        if !BodyEncoderTracker::applies_to(&self.upstream.feed) {
+impl FeedTaskContext {
+    /// Keeps the bodies of the feed in the encoding of the followed server, for as long as the feed lives.
+    pub(super) async fn refresh_body_encodings(&self) -> Infallible {
+        if !BodyEncoderTracker::applies_to(&self.feed) {
             std::future::pending::<()>().await;
         }
-        let mut changes = self.upstream.body_encoders.follow();
+        let mut changes = self.body_encoders.follow();
         let mut pace = BodyEncodingRefreshLimit::default();
         loop {
             let by = changes.borrow_and_update().clone();
@@ -100,20 +89,20 @@ impl BodyEncodingRefresher {
                 break;
             }
             // A server that does not respond now may never do so.
-            self.upstream.body_encoders.update(true);
+            self.body_encoders.update(true);
             if !by.unknown().is_empty() {
                 sleep(retries.failed(Instant::now())).await;
             }
         }
-        self.upstream.body_encoders.update(true);
+        self.body_encoders.update(true);
         while by.comparison() == BodyEncodingMatch::Mismatch {
-            self.pause(pace.next(Instant::now())).await;
-            let renewed = self.refresh(by.count).await;
+            self.wait_before_refresh(pace.next(Instant::now())).await;
+            let renewed = self.refresh_bodies(by.count).await;
             pace.renewed(Instant::now());
             match renewed {
                 Ok(()) => return,
                 Err(error) => {
-                    let feed = &self.upstream.feed.spec.key;
+                    let feed = &self.feed.spec.key;
                     tracing::debug!(%feed, %error, "cannot refresh objects for another upstream version; retrying");
                     sleep(retries.failed(Instant::now())).await;
                 }
@@ -122,8 +111,8 @@ impl BodyEncodingRefresher {
     }
 
     async fn fetch_build(&self, server: &UpstreamServer) {
-        if let Err(error) = self.upstream.client.learn_build(server).await {
-            let (feed, server) = (&self.upstream.feed.spec.key, self.upstream.client.url_of(server));
+        if let Err(error) = self.client.learn_build(server).await {
+            let (feed, server) = (&self.feed.spec.key, self.client.url_of(server));
             tracing::debug!(
                 %feed, server, %error,
                 "cannot read an upstream server's Kubernetes version; reads may wait for a retry"
@@ -131,36 +120,36 @@ impl BodyEncodingRefresher {
         }
     }
 
-    async fn pause(&self, (longest, may_be_cut): (Duration, bool)) {
+    async fn wait_before_refresh(&self, (longest, may_be_cut): (Duration, bool)) {
         tokio::select! {
             biased;
             () = sleep(longest.mul_f64(random::f64())) => {}
-            () = self.upstream.feed.body_release.state_requested(), if may_be_cut => {}
+            () = self.feed.body_release.state_requested(), if may_be_cut => {}
         }
     }
 
     /// Lists the state and has the bodies replaced whose encoding differs. The reflector replaces them while a stream
     /// is open. If the stream is lost, the renewal starts over with the next one.
-    async fn refresh(&self, count: u64) -> Result<(), WatchStreamEnd> {
-        let turn = self.list_lock.lock().await;
-        let (key, began) = (&self.upstream.feed.spec.key, Instant::now());
-        self.upstream.count_request(FeedRequestPurpose::ReleaseChange);
-        let listed = self.upstream.lister(FeedRequestPurpose::ReleaseChange).current().await?;
+    async fn refresh_bodies(&self, count: u64) -> Result<(), WatchStreamEnd> {
+        let turn = self.refresh_lock.lock().await;
+        let (key, began) = (&self.feed.spec.key, Instant::now());
+        self.count_request(FeedRequestPurpose::ReleaseChange);
+        let listed = self.lister(FeedRequestPurpose::ReleaseChange).current().await?;
         drop(turn);
         for server in &listed.servers {
             self.fetch_build(server).await;
         }
-        let Some(cached) = self.upstream.feed.reader.applied() else { return Ok(()) };
+        let Some(cached) = self.feed.reader.applied() else { return Ok(()) };
         let objects = cached.with_different_bytes(&listed.snapshot).await;
         drop(cached);
         let (changed, of) = (objects.len(), listed.snapshot.len());
         let renewal = |done| ReflectorFinding::Renewal { objects, count, done };
-        if self.upstream.hand_over(renewal).await.is_none() {
+        if self.hand_over(renewal).await.is_none() {
             return Ok(());
         }
         let took = began.elapsed();
         tracing::info!(feed = %key, changed, objects = of, ?took, "objects encoded again by another release of upstream");
-        self.upstream.body_encoders.renewed(listed.servers);
+        self.body_encoders.renewed(listed.servers);
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Mutex, mpsc, oneshot};
 
 use super::body_encoder_tracker::BodyEncoderTracker;
 use super::reflector_findings::ReflectorFinding;
@@ -23,6 +23,8 @@ pub(super) struct FeedTaskContext {
     /// could not be read. The first item of a stream that is plain for this reason ends it.
     pub(super) wants_plain: Arc<AtomicBool>,
     pub(super) body_encoders: Arc<BodyEncoderTracker>,
+    /// Serializes the lists of all feeds that replace bodies of another release.
+    pub(super) refresh_lock: Arc<Mutex<()>>,
     /// Sends findings to the reflector.
     pub(super) findings: mpsc::Sender<ReflectorFinding>,
 }

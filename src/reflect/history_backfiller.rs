@@ -1,3 +1,10 @@
+//! Reads events from before a feed's first list, for clients that resume from there: after a restart of the proxy, or
+//! when they come from another server.
+//!
+//! One upstream watch from the oldest requested version yields these events, as long as upstream still has them. It is
+//! read until an event or a bookmark shows that nothing before the list is missing. The events are used only if they
+//! lead to exactly the listed state ([`HistoryStart::joined_by`]).
+
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,16 +23,6 @@ use crate::upstream::{UpstreamError, UpstreamRequestCause};
 use base::Backoff;
 use kubeapi::ResourceVersion;
 
-/// Reads events from before a feed's first list, for clients that resume from there: after a restart of the proxy, or
-/// when they come from another server.
-///
-/// One upstream watch from the oldest requested version yields these events, as long as upstream still has them. It is
-/// read until an event or a bookmark shows that nothing before the list is missing. The events are used only if they
-/// lead to exactly the listed state ([`HistoryStart::joined_by`]).
-pub(super) struct HistoryBackfiller {
-    pub(super) upstream: FeedTaskContext,
-}
-
 /// The delay between the first resuming client and the upstream request, so that clients that arrive together share one
 /// request.
 const BATCH_DELAY: Duration = Duration::from_millis(200);
@@ -41,39 +38,15 @@ const BYTES_MAX: usize = 64 << 20;
 /// The maximum number of objects whose previous version is requested from upstream.
 const BEFORE_MAX: usize = 64;
 
-/// The reason that earlier events are not available.
-enum BackfillError {
-    /// Upstream no longer has the events. The value is the message of its 410.
-    Gone(String),
-    /// The ring has no room for the events.
-    TooMany,
-    Failed(WatchStreamEnd),
-}
-
-impl From<WatchStreamEnd> for BackfillError {
-    fn from(ended: WatchStreamEnd) -> Self {
-        match ended {
-            WatchStreamEnd::Failed(UpstreamError::Refused(status)) if status.is_expired() => Self::Gone(status.message),
-            ended => Self::Failed(ended),
-        }
-    }
-}
-
-impl From<UpstreamError> for BackfillError {
-    fn from(error: UpstreamError) -> Self {
-        WatchStreamEnd::from(error).into()
-    }
-}
-
-impl HistoryBackfiller {
-    /// Runs backfill requests of resuming clients, for as long as the feed lives.
-    pub(super) async fn run(&self) -> Infallible {
-        let feed = &self.upstream.feed;
+impl FeedTaskContext {
+    /// Reads events from before the first list for clients that resume from there, for as long as the feed lives.
+    pub(super) async fn backfill_history(&self) -> Infallible {
+        let feed = &self.feed;
         loop {
             feed.resume_backfills.requested().await;
             sleep(BATCH_DELAY).await;
             // Without a stream upstream cannot be reached, and the reflector would not take what is found.
-            self.upstream.wait_live().await;
+            self.wait_live().await;
             let mut backoff = Backoff::default();
             while let Some(request) = feed.resume_backfills.next(&feed.reader) {
                 let backfill = async {
@@ -83,19 +56,19 @@ impl HistoryBackfiller {
                     }
                 };
                 let outcome = timeout(TIMEOUT, backfill).await.unwrap_or(BackfillOutcome::Failed);
-                self.log(request, outcome);
-                self.upstream.count("kube_fanout_history_backfills_total", "outcome", outcome.as_str());
+                self.log_backfill(request, outcome);
+                self.count("kube_fanout_history_backfills_total", "outcome", outcome.as_str());
                 feed.resume_backfills.answered(outcome);
                 if outcome == BackfillOutcome::Interrupted {
                     sleep(backoff.failed(Instant::now())).await;
-                    self.upstream.wait_live().await;
+                    self.wait_live().await;
                 }
             }
         }
     }
 
-    fn log(&self, request: BackfillRequest, outcome: BackfillOutcome) {
-        let feed = &self.upstream.feed.spec.key;
+    fn log_backfill(&self, request: BackfillRequest, outcome: BackfillOutcome) {
+        let feed = &self.feed.spec.key;
         match (request, outcome.as_str()) {
             (BackfillRequest::Events(rv), "extended") => {
                 tracing::info!(%feed, from_rv = %rv, "history extended backwards for a resuming client");
@@ -113,19 +86,19 @@ impl HistoryBackfiller {
     }
 
     async fn backfill(&self, from: ResourceVersion) -> BackfillOutcome {
-        let Some(beginning) = self.upstream.feed.reader.history_start() else { return BackfillOutcome::Failed };
-        let history = self.upstream.feed.reader.history();
+        let Some(beginning) = self.feed.reader.history_start() else { return BackfillOutcome::Failed };
+        let history = self.feed.reader.history();
         let requested_at = Instant::now();
-        let changes = match self.read(from, &beginning).await {
+        let changes = match self.read_past(from, &beginning).await {
             Ok(changes) => changes,
-            Err(BackfillError::Gone(message)) => {
-                let window = gap_recovery::window_start(&message).filter(|window| *window > from);
+            Err(WatchStreamEnd::Failed(UpstreamError::Refused(status))) if status.is_expired() => {
+                let window = gap_recovery::window_start(&status.message).filter(|window| *window > from);
                 return window.map_or(BackfillOutcome::TooEarly { from }, |before| BackfillOutcome::Gone { before });
             }
-            Err(BackfillError::TooMany) => return BackfillOutcome::TooEarly { from },
-            Err(BackfillError::Failed(error)) => {
+            Err(WatchStreamEnd::Failed(UpstreamError::TooLarge(_))) => return BackfillOutcome::TooEarly { from },
+            Err(error) => {
                 tracing::debug!(
-                    feed = %self.upstream.feed.spec.key, %error,
+                    feed = %self.feed.spec.key, %error,
                     "cannot read earlier events from upstream"
                 );
                 let is_early = matches!(error, WatchStreamEnd::Closed) && requested_at.elapsed() < WATCH_LASTS;
@@ -137,34 +110,39 @@ impl HistoryBackfiller {
             }
         };
         match beginning.joined_by(from, changes) {
-            Ok(past) => match self.upstream.hand_over(|done| ReflectorFinding::Backfill { past, done }).await {
+            Ok(past) => match self.hand_over(|done| ReflectorFinding::Backfill { past, done }).await {
                 Some(true) => BackfillOutcome::Prepended,
                 Some(false) => BackfillOutcome::TooEarly { from },
                 None => BackfillOutcome::Failed,
             },
             Err(misfit) => {
-                let feed = &self.upstream.feed.spec.key;
+                let feed = &self.feed.spec.key;
                 tracing::warn!(
                     %feed, error = %misfit,
                     "backfill rejected: upstream history does not match the snapshot"
                 );
-                self.upstream.report_mismatch(history);
+                self.report_mismatch(history);
                 BackfillOutcome::OtherHistory
             }
         }
     }
 
-    /// Reads the changes after `from`, up to the beginning of the history.
-    async fn read(&self, from: ResourceVersion, beginning: &HistoryStart) -> Result<Vec<ObjectChange>, BackfillError> {
-        self.upstream.count_request(FeedRequestPurpose::Backfill);
-        let spec = &self.upstream.feed.spec;
+    /// Reads the changes after `from`, up to the beginning of the history. Fails with [`UpstreamError::TooLarge`] if the
+    /// ring has no room for them.
+    async fn read_past(
+        &self,
+        from: ResourceVersion,
+        beginning: &HistoryStart,
+    ) -> Result<Vec<ObjectChange>, WatchStreamEnd> {
+        self.count_request(FeedRequestPurpose::Backfill);
+        let spec = &self.feed.spec;
         let path = spec
             .key
             .url(&format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={from}"));
-        let mut stream = self.upstream.open(UpstreamRequestCause::Past, &path, None).await?;
+        let mut stream = self.open(UpstreamRequestCause::Past, &path, None).await?;
         let (mut changes, mut bytes) = (Vec::new(), 0);
         loop {
-            match stream.next(&self.upstream.reader).await? {
+            match stream.next(&self.reader).await? {
                 // Versions do not decrease in a stream, so all earlier changes have come.
                 StreamItem::Change { change, .. } if change.object.rv > beginning.at => return Ok(changes),
                 StreamItem::Bookmark { rv, .. } if rv >= beginning.at => return Ok(changes),
@@ -173,7 +151,7 @@ impl HistoryBackfiller {
                     bytes += change.frame.as_ref().map_or(0, Bytes::len);
                     changes.push(change);
                     if bytes > BYTES_MAX || !beginning.headroom.takes(changes.len(), bytes) {
-                        return Err(BackfillError::TooMany);
+                        return Err(UpstreamError::TooLarge(bytes).into());
                     }
                 }
             }
@@ -182,7 +160,7 @@ impl HistoryBackfiller {
 
     /// Finds the previous objects of the changes after `from`.
     async fn find_previous(&self, from: ResourceVersion) -> BackfillOutcome {
-        let mut changes = self.upstream.feed.reader.events_without_previous();
+        let mut changes = self.feed.reader.events_without_previous();
         if let Some(last) = changes.len().checked_sub(BEFORE_MAX + 1).map(|last| changes[last].rv())
             && from < last
         {
@@ -190,12 +168,11 @@ impl HistoryBackfiller {
         }
         let requested = changes.split_off(changes.partition_point(|change| change.rv() <= from));
         let mut known = changes.last().map_or(ResourceVersion::default(), MissingPreviousState::rv);
-        let (lister, mut before) =
-            (self.upstream.lister(FeedRequestPurpose::PastObject), Vec::with_capacity(requested.len()));
+        let (lister, mut before) = (self.lister(FeedRequestPurpose::PastObject), Vec::with_capacity(requested.len()));
         // Newest first, because storage compacts the oldest versions.
         for change in requested.into_iter().rev() {
             let below = ResourceVersion(change.rv().0.saturating_sub(1));
-            self.upstream.count_request(FeedRequestPurpose::PastObject);
+            self.count_request(FeedRequestPurpose::PastObject);
             match lister.object_at(change.key(), below).await {
                 Ok(Some(object)) if object.rv <= below => before.push((change, Arc::new(object))),
                 Err(error) if error.is_disconnected() => return BackfillOutcome::Interrupted,
@@ -208,7 +185,7 @@ impl HistoryBackfiller {
             }
         }
         let explanation = |done| ReflectorFinding::PreviousObjects { known, before, done };
-        if self.upstream.hand_over(explanation).await.is_none() {
+        if self.hand_over(explanation).await.is_none() {
             return BackfillOutcome::Failed;
         }
         if known > from { BackfillOutcome::PreviousUnknown { upto: known } } else { BackfillOutcome::PreviousFound }

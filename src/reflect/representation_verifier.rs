@@ -32,11 +32,6 @@ use super::feed_client::FeedTaskContext;
 use super::initial_state::exact;
 use super::metrics::{self, FeedRequestPurpose};
 
-/// Qualifies the representations of one feed, and keeps comparing them.
-pub(super) struct RepresentationVerifier {
-    pub(super) upstream: FeedTaskContext,
-}
-
 /// The state of the qualifier.
 #[derive(Debug, Default)]
 struct RepresentationVerifierState {
@@ -79,19 +74,19 @@ const RETRY: BackoffBounds = BackoffBounds { first: Duration::from_millis(500), 
 /// The number of objects that are derived before the task yields.
 const DERIVED_AT_A_TIME: usize = 64;
 
-impl RepresentationVerifier {
+impl FeedTaskContext {
     /// Qualifies requested representations and samples derived ones, for as long as the feed lives.
-    pub(super) async fn run(&self) -> Infallible {
+    pub(super) async fn verify_representations(&self) -> Infallible {
         let (mut state, mut retries) = (RepresentationVerifierState::default(), Backoff::new(RETRY));
-        let mut changes = self.upstream.feed.renderings.changes();
+        let mut changes = self.feed.renderings.changes();
         loop {
             changes.borrow_and_update();
-            self.complete().await;
-            if state.release != self.upstream.feed.renderings.release() {
-                (state.release, state.compared) = (self.upstream.feed.renderings.release(), 0);
+            self.wait_derivable().await;
+            if state.release != self.feed.renderings.release() {
+                (state.release, state.compared) = (self.feed.renderings.release(), 0);
             }
             let mut is_answered = true;
-            for representation in self.upstream.feed.renderings.unverified() {
+            for representation in self.feed.renderings.unverified() {
                 is_answered &= self.qualify(representation, &mut state).await;
             }
             if !is_answered {
@@ -103,33 +98,33 @@ impl RepresentationVerifier {
                 continue;
             }
             retries = Backoff::new(RETRY);
-            let derives = !self.upstream.feed.renderings.in_use().is_empty();
+            let derives = !self.feed.renderings.in_use().is_empty();
             let soon = derives && state.compared < QUALIFYING_OBJECTS || state.other.is_some();
             let wait = if soon { INITIAL_SAMPLE_INTERVAL } else { SAMPLE_EVERY };
             // Nothing is compared for a refused representation, but upstream may change to a release where it is not
             // refused.
-            let decided = self.upstream.feed.renderings.is_used();
+            let decided = self.feed.renderings.is_used();
             tokio::select! {
                 biased;
                 _ = changes.changed() => {}
-                () = sleep(wait.mul_f64(0.75 + 0.5 * random::f64())), if decided => self.sample(&mut state).await,
+                () = sleep(wait.mul_f64(0.75 + 0.5 * random::f64())), if decided => self.sample_bodies(&mut state).await,
             }
         }
     }
 
     /// Completes when the feed has a state to derive from, all encoded by servers of one release.
-    async fn complete(&self) {
+    async fn wait_derivable(&self) {
         self.wait_current_bodies().await;
-        let mut state = self.upstream.feed.reader.watch_state();
+        let mut state = self.feed.reader.watch_state();
         let _ = state.wait_for(|state| matches!(state, FeedState::Live | FeedState::Stale { .. })).await;
     }
 
     /// Completes when servers of one release encoded the whole state, which the readers that wait for a verdict need.
     async fn wait_current_bodies(&self) {
-        let (body_release, mut changes) = (&self.upstream.feed.body_release, self.upstream.feed.renderings.changes());
+        let (body_release, mut changes) = (&self.feed.body_release, self.feed.renderings.changes());
         loop {
             changes.borrow_and_update();
-            let is_requested = !self.upstream.feed.renderings.requested().is_empty();
+            let is_requested = !self.feed.renderings.requested().is_empty();
             tokio::select! {
                 biased;
                 () = body_release.wait_current_requested(), if is_requested => return,
@@ -142,8 +137,8 @@ impl RepresentationVerifier {
     /// Decides whether one representation may be derived. Returns false if upstream did not respond and the decision
     /// must be retried.
     async fn qualify(&self, representation: Representation, state: &mut RepresentationVerifierState) -> bool {
-        let feed = &self.upstream.feed;
-        let minor = match self.release(state).await {
+        let feed = &self.feed;
+        let minor = match self.verified_release(state).await {
             Ok(Some(minor)) => minor,
             Ok(None) => return false,
             Err(error) if is_release_unavailable(&error) => {
@@ -180,16 +175,16 @@ impl RepresentationVerifier {
         let objects: Vec<_> = snapshot.iter().take(QUALIFYING_OBJECTS).collect();
         let (key, first) = (&feed.spec.key, format!("limit={QUALIFYING_OBJECTS}"));
         let then = key.url(&format!("{first}&{}", exact(snapshot.rv)));
-        let comparison = match self.compare(&renderer, &then, &objects).await {
+        let comparison = match self.compare_bodies(&renderer, &then, &objects).await {
             // The state was compacted: the resource was quiet for long, or no bookmark came. The most recent state may
             // still be equal.
-            BodyComparison::Expired => match self.compare(&renderer, &key.url(&first), &objects).await {
+            BodyComparison::Expired => match self.compare_bodies(&renderer, &key.url(&first), &objects).await {
                 BodyComparison::Different => BodyComparison::Unanswered,
                 comparison => comparison,
             },
             comparison => comparison,
         };
-        match self.confirmed(comparison, &objects, snapshot.rv).await {
+        match self.confirm_comparison(comparison, &objects, snapshot.rv).await {
             BodyComparison::Equal => {
                 state.compared += objects.len();
                 let (encoding, count) = (key.encoding, objects.len());
@@ -200,7 +195,7 @@ impl RepresentationVerifier {
                 feed.renderings.qualify(renderer);
             }
             comparison @ (BodyComparison::Different | BodyComparison::Refused) => {
-                self.refuse(representation, comparison);
+                self.refuse_derivation(representation, comparison);
             }
             BodyComparison::NotOffered => {
                 feed.refuse(
@@ -220,7 +215,7 @@ impl RepresentationVerifier {
         for (index, object) in snapshot.iter().enumerate() {
             // The result is not kept, because it may never be read.
             body.clear();
-            self.upstream.feed.reader.write_body(object, renderer, &mut body)?;
+            self.feed.reader.write_body(object, renderer, &mut body)?;
             if index % DERIVED_AT_A_TIME == 0 {
                 tokio::task::yield_now().await;
             }
@@ -230,32 +225,32 @@ impl RepresentationVerifier {
 
     /// Compares one random object of each derivation, if objects have changed since the last sample. Checks first
     /// whether upstream's release may have changed. Does nothing while the feed has no readers.
-    async fn sample(&self, state: &mut RepresentationVerifierState) {
-        let state_id = self.upstream.feed.reader.state_id();
+    async fn sample_bodies(&self, state: &mut RepresentationVerifierState) {
+        let state_id = self.feed.reader.state_id();
         let has_changed = state.sampled != Some(state_id);
-        if self.upstream.feed.readers() == 0 || !has_changed && !self.may_be_upgraded(state) {
+        if self.feed.readers() == 0 || !has_changed && !self.may_be_upgraded(state) {
             return;
         }
         // While the release is uncertain, nothing is compared.
-        let Ok(Some(_)) = self.release(state).await else { return };
+        let Ok(Some(_)) = self.verified_release(state).await else { return };
         if !has_changed {
             return;
         }
         state.sampled = Some(state_id);
         let includes_objects =
             |renderer: &ObjectRenderer| renderer.representation() != Representation::Table(IncludeObjectPolicy::None);
-        for renderer in self.upstream.feed.renderings.in_use().into_iter().filter(includes_objects) {
-            let snapshot = self.upstream.feed.reader.snapshot();
+        for renderer in self.feed.renderings.in_use().into_iter().filter(includes_objects) {
+            let snapshot = self.feed.reader.snapshot();
             if snapshot.is_empty() {
                 continue;
             }
             let Some(object) = snapshot.iter().nth(random::usize(..snapshot.len())) else { continue };
             // A list of one object, as it is at that version.
-            let path = self.upstream.feed.spec.key.url_of(&object.key, &exact(snapshot.rv));
-            let comparison = self.compare(&renderer, &path, &[object]).await;
-            match self.confirmed(comparison, &[object], snapshot.rv).await {
+            let path = self.feed.spec.key.url_of(&object.key, &exact(snapshot.rv));
+            let comparison = self.compare_bodies(&renderer, &path, &[object]).await;
+            match self.confirm_comparison(comparison, &[object], snapshot.rv).await {
                 BodyComparison::Equal => state.compared += 1,
-                comparison => self.refuse(renderer.representation(), comparison),
+                comparison => self.refuse_derivation(renderer.representation(), comparison),
             }
         }
     }
@@ -263,7 +258,7 @@ impl RepresentationVerifier {
     /// Whether upstream may have another release although the feed's stream stays open. That is impossible if the
     /// server of the stream reported its release on that connection, because an upgrade would have ended the stream.
     fn may_be_upgraded(&self, state: &RepresentationVerifierState) -> bool {
-        state.other.is_some() || !self.upstream.body_encoders.is_certain()
+        state.other.is_some() || !self.body_encoders.is_certain()
     }
 
     /// Returns the minor version of upstream's release; `None` while it may differ from the one for which derivations
@@ -272,26 +267,26 @@ impl RepresentationVerifier {
     /// The request uses the connection of the stream's server, and its response takes effect at once
     /// ([`BodyEncoderTracker`](super::body_encoder_tracker)). If that is not possible, other servers may respond at its
     /// address, during an upgrade or with load balancers. Then two responses in a row must name the other release.
-    async fn release(&self, state: &mut RepresentationVerifierState) -> Result<Option<u32>, UpstreamError> {
-        let build = match self.upstream.body_encoders.reported_by_a_proxy() {
+    async fn verified_release(&self, state: &mut RepresentationVerifierState) -> Result<Option<u32>, UpstreamError> {
+        let build = match self.body_encoders.reported_by_a_proxy() {
             Some(build) => ServerBuild::clone(&build),
-            None => self.upstream.client.build().await?,
+            None => self.client.build().await?,
         };
-        let was = self.upstream.feed.renderings.release();
+        let was = self.feed.renderings.release();
         if was.is_some_and(|was| was != build.minor) {
             let previous = state.other.replace(build.clone());
-            if previous.as_ref() == Some(&build) && !self.upstream.body_encoders.is_certain() {
-                self.upstream.body_encoders.assume_build(&build);
+            if previous.as_ref() == Some(&build) && !self.body_encoders.is_certain() {
+                self.body_encoders.assume_build(&build);
             }
             return Ok(None);
         }
         state.other = None;
-        self.upstream.feed.renderings.set_release(build.minor);
-        Ok(self.upstream.feed.body_release.is_current().then_some(build.minor))
+        self.feed.renderings.set_release(build.minor);
+        Ok(self.feed.body_release.is_current().then_some(build.minor))
     }
 
     /// Ends a derivation whose objects differ from upstream's or cannot be derived.
-    fn refuse(&self, representation: Representation, comparison: BodyComparison) {
+    fn refuse_derivation(&self, representation: Representation, comparison: BodyComparison) {
         // The reasons are logged. They never have the content, which may be a Secret's.
         let (reason, detail) = match comparison {
             BodyComparison::Different => {
@@ -305,20 +300,25 @@ impl RepresentationVerifier {
             | BodyComparison::Expired
             | BodyComparison::NotOffered => return,
         };
-        self.upstream.feed.refuse(representation, reason, &detail);
+        self.feed.refuse(representation, reason, &detail);
     }
 
     /// Compares `objects` with upstream's list at `path`.
-    async fn compare(&self, renderer: &ObjectRenderer, path: &str, objects: &[&Arc<ObjectRevision>]) -> BodyComparison {
+    async fn compare_bodies(
+        &self,
+        renderer: &ObjectRenderer,
+        path: &str,
+        objects: &[&Arc<ObjectRevision>],
+    ) -> BodyComparison {
         let representation = renderer.representation();
         let comparison = match self.upstreams_list(path, representation).await {
-            Ok(upstream) => match self.is_same(renderer, objects, &upstream) {
+            Ok(upstream) => match self.equals_list(renderer, objects, &upstream) {
                 Ok(true) => BodyComparison::Equal,
                 Ok(false) => BodyComparison::Different,
                 Err(_) => BodyComparison::Refused,
             },
             Err(error) => {
-                let feed = &self.upstream.feed.spec.key;
+                let feed = &self.feed.spec.key;
                 tracing::debug!(
                     %feed, %representation, %error,
                     "cannot read upstream's objects to verify a conversion"
@@ -326,13 +326,13 @@ impl RepresentationVerifier {
                 BodyComparison::without_answer(&error)
             }
         };
-        metrics::compared(&self.upstream.feed.spec.key, representation, comparison.as_str());
+        metrics::compared(&self.feed.spec.key, representation, comparison.as_str());
         comparison
     }
 
     /// Checks a difference again. It counts against the derivation only if upstream still has the same objects. If
     /// upstream's storage has gone back, the feed must start a new history instead (F3).
-    async fn confirmed(
+    async fn confirm_comparison(
         &self,
         comparison: BodyComparison,
         objects: &[&Arc<ObjectRevision>],
@@ -341,13 +341,12 @@ impl RepresentationVerifier {
         if comparison != BodyComparison::Different {
             return comparison;
         }
-        let (history, lister) =
-            (self.upstream.feed.reader.history(), self.upstream.lister(FeedRequestPurpose::PastObject));
+        let (history, lister) = (self.feed.reader.history(), self.lister(FeedRequestPurpose::PastObject));
         for object in objects {
             match lister.object_at(&object.key, at).await {
                 Ok(Some(upstream)) if is_same(object, &upstream) => {}
                 Ok(_) => {
-                    self.upstream.report_mismatch(history);
+                    self.report_mismatch(history);
                     return BodyComparison::Unanswered;
                 }
                 // Upstream no longer has the state, so the objects cannot be checked again.
@@ -365,29 +364,28 @@ impl RepresentationVerifier {
         };
         let path = format!("{path}{include}");
         let response = self
-            .upstream
             .client
             .open(UpstreamRequestCause::Comparison, UpstreamRequestKind::Short, &path, &representation.accept(true))
             .await?;
-        if self.upstream.body_encoders.encodes_differently(response.body().server()) {
+        if self.body_encoders.encodes_differently(response.body().server()) {
             return Err(UpstreamError::OtherDocument(path));
         }
         let answered = encoding_of(&response);
         if answered != Some(representation.encoding()) {
             return Err(UpstreamError::OtherRepresentation { requested: representation.to_string(), answered });
         }
-        self.upstream.client.read(response).await
+        self.client.read(response).await
     }
 
     /// Whether `upstream` is the list of `objects` that the proxy would send.
-    fn is_same(
+    fn equals_list(
         &self,
         renderer: &ObjectRenderer,
         objects: &[&Arc<ObjectRevision>],
         upstream: &[u8],
     ) -> Result<bool, TranscodeError> {
         let bodies: Vec<_> =
-            objects.iter().map(|object| self.upstream.feed.reader.body(object, renderer)).collect::<Result<_, _>>()?;
+            objects.iter().map(|object| self.feed.reader.body(object, renderer)).collect::<Result<_, _>>()?;
         let representation = renderer.representation();
         Ok(match representation {
             // Cells depend on when they were printed, so only their objects are compared.

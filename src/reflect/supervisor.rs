@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 
 use crate::cache::{FeedEndReason, FeedState};
 use crate::feeds::{Feed, FeedRegistry, FeedStartRequest};
@@ -15,13 +15,10 @@ use base::{BackgroundTasks, Reloadable};
 
 use super::ReflectConfig;
 use super::body_encoder_tracker::BodyEncoderTracker;
-use super::body_encoding_refresher::{BodyEncodingRefresher, ListMutex};
 use super::feed_client::FeedTaskContext;
-use super::history_backfiller::HistoryBackfiller;
 use super::prover::FreshnessProver;
 use super::reflector::Reflector;
 use super::reflector_findings::StorageRollbackNotifier;
-use super::representation_verifier::RepresentationVerifier;
 use super::self_check::FeedSelfChecker;
 
 /// Runs a reflector for every demanded feed, and stops it when the feed ends or is idle.
@@ -33,7 +30,7 @@ pub struct ReflectorSupervisor {
     tasks: BackgroundTasks,
     lists_only: Arc<AtomicBool>,
     rewinds: Arc<StorageRollbackNotifier>,
-    list_lock: ListMutex,
+    refresh_lock: Arc<Mutex<()>>,
 }
 
 /// The interval at which feeds are checked for idleness.
@@ -47,8 +44,8 @@ impl ReflectorSupervisor {
         tasks: BackgroundTasks,
     ) -> Self {
         let config = config.into();
-        let (lists_only, rewinds, turns) = (Arc::default(), Arc::default(), ListMutex::default());
-        Self { client, feeds, config, tasks, lists_only, rewinds, list_lock: turns }
+        let (lists_only, rewinds, refresh_lock) = (Arc::default(), Arc::default(), Arc::default());
+        Self { client, feeds, config, tasks, lists_only, rewinds, refresh_lock }
     }
 
     /// Starts the feeds that are demanded, until the sender of the demands is dropped.
@@ -74,15 +71,13 @@ impl ReflectorSupervisor {
             lists_only: self.lists_only.clone(),
             wants_plain: Arc::default(),
             body_encoders: Arc::new(BodyEncoderTracker::new(feed.clone())),
+            refresh_lock: self.refresh_lock.clone(),
             findings,
         };
-        let qualifier = RepresentationVerifier { upstream: upstream.clone() };
-        let renewer = BodyEncodingRefresher { upstream: upstream.clone(), list_lock: self.list_lock.clone() };
         let checker = FeedSelfChecker { upstream: upstream.clone(), config: self.config.clone() };
-        let backfiller = HistoryBackfiller { upstream: upstream.clone() };
         let prover = FreshnessProver::new(upstream.clone());
         let waits = self.config.get().retry;
-        let mut reflector = Reflector::new(upstream, writer, found, self.rewinds.clone(), waits);
+        let mut reflector = Reflector::new(upstream.clone(), writer, found, self.rewinds.clone(), waits);
         let (feeds, config) = (self.feeds.clone(), self.config.clone());
         self.tasks.spawn("feed", async move {
             tracing::info!(feed = %key, "feed started");
@@ -90,9 +85,9 @@ impl ReflectorSupervisor {
             // Polls each of the other tasks only when it was woken itself, so that an event wakes the reflector alone.
             let mut beside = FuturesUnordered::from_iter([
                 prover.run().map(|never| match never {}).boxed(),
-                qualifier.run().map(|never| match never {}).boxed(),
-                renewer.run().map(|never| match never {}).boxed(),
-                backfiller.run().map(|never| match never {}).boxed(),
+                upstream.verify_representations().map(|never| match never {}).boxed(),
+                upstream.refresh_body_encodings().map(|never| match never {}).boxed(),
+                upstream.backfill_history().map(|never| match never {}).boxed(),
                 checker.run().map(|never| match never {}).boxed(),
                 request_initial_proof(&feed).map(|never| match never {}).boxed(),
                 idle(&feeds, &feed, &config).map(|()| FeedEndReason::Idle).boxed(),

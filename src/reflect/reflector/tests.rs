@@ -38,6 +38,7 @@ fn hands() -> Hands {
         lists_only: Arc::default(),
         wants_plain: Arc::default(),
         body_encoders: Arc::new(BodyEncoderTracker::new(feed.clone())),
+        refresh_lock: Arc::default(),
         findings,
     };
     let mut reflector = Reflector::new(upstream, writer, found, Arc::default(), BackoffBounds::default());
