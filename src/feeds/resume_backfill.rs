@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::ops::Range;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -77,14 +78,10 @@ impl BackfillOutcome {
 
 #[derive(Debug, Default)]
 struct ResumeBackfillState {
-    waiting: ClientsByVersion,
-    /// The waiting clients whose view also needs the previous state of each change.
-    needing_previous: ClientsByVersion,
+    /// The number of waiting clients of each kind, in the order of the versions that they resume from.
+    waiting: BTreeMap<ResumingClient, usize>,
     memory: BackfillProgress,
 }
-
-/// The number of clients by the version that they resume from.
-type ClientsByVersion = BTreeMap<ResourceVersion, usize>;
 
 /// The facts about upstream's history that its responses show so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -112,7 +109,7 @@ struct BackfillWaiterGuard<'a> {
 }
 
 /// The version that a client resumes from, and whether its view also needs the previous state of each change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct ResumingClient {
     from: ResourceVersion,
     needs_previous: bool,
@@ -157,7 +154,7 @@ impl ResumeBackfills {
         if !ledger.memory.may_wait(client, Instant::now()) {
             return None;
         }
-        ledger.counts_of(client).for_each(|clients| *clients.entry(client.from).or_default() += 1);
+        *ledger.waiting.entry(client).or_default() += 1;
         self.arrived.notify_one();
         Some(BackfillWaiterGuard { resume_backfills: self, client })
     }
@@ -185,10 +182,6 @@ impl ResumeBackfills {
 }
 
 impl ResumeBackfillState {
-    fn counts_of(&mut self, client: ResumingClient) -> impl Iterator<Item = &mut ClientsByVersion> {
-        std::iter::once(&mut self.waiting).chain(Some(&mut self.needing_previous).filter(|_| client.needs_previous))
-    }
-
     /// Chooses the oldest version that upstream may still have, because its events serve all later versions too. If the
     /// start of upstream's history is unknown, it chooses the middle one, so that each refusal halves the rest.
     fn next(&self, bounds: FeedHistoryBounds, now: Instant) -> Option<BackfillRequest> {
@@ -197,18 +190,17 @@ impl ResumeBackfillState {
         if memory.is_over || memory.is_backing_off(now) || memory.requests >= REQUESTS_MAX {
             return None;
         }
-        let from_before =
-            |clients: &ClientsByVersion, begins: ResourceVersion, ends: ResourceVersion| -> Vec<ResourceVersion> {
-                if begins < ends { clients.range(begins..ends).map(|(from, _)| *from).collect() } else { Vec::new() }
-            };
-        let earlier = from_before(&self.waiting, memory.expired_before, bounds.floor);
+        let within =
+            |range: Range<ResourceVersion>| self.waiting.keys().filter(move |client| range.contains(&client.from));
+        let mut earlier: Vec<_> = within(memory.expired_before..bounds.floor).map(|client| client.from).collect();
+        // Clients of both kinds may resume from one version.
+        earlier.dedup();
         let at = if memory.start_unknown { earlier.len() / 2 } else { 0 };
         if let Some(from) = earlier.get(at) {
             return Some(BackfillRequest::Events(*from));
         }
-        let inquiring =
-            from_before(&self.needing_previous, bounds.floor.max(memory.previous_unknown_until), bounds.known);
-        inquiring.first().map(|from| BackfillRequest::Before(*from))
+        let unknown = bounds.floor.max(memory.previous_unknown_until)..bounds.known;
+        within(unknown).find(|client| client.needs_previous).map(|client| BackfillRequest::Before(client.from))
     }
 }
 
@@ -274,13 +266,11 @@ impl BackfillRequest {
 
 impl Drop for BackfillWaiterGuard<'_> {
     fn drop(&mut self) {
-        let client = self.client;
-        for clients in self.resume_backfills.state.lock().counts_of(client) {
-            if let Entry::Occupied(mut there) = clients.entry(client.from) {
-                *there.get_mut() -= 1;
-                if *there.get() == 0 {
-                    there.remove();
-                }
+        let mut ledger = self.resume_backfills.state.lock();
+        if let Entry::Occupied(mut there) = ledger.waiting.entry(self.client) {
+            *there.get_mut() -= 1;
+            if *there.get() == 0 {
+                there.remove();
             }
         }
     }

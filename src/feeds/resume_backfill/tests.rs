@@ -13,8 +13,8 @@ fn inquirer(from: u64) -> ResumingClient {
     ResumingClient { from: rv(from), needs_previous: true }
 }
 
-fn crowd(versions: &[u64]) -> ClientsByVersion {
-    versions.iter().map(|from| (rv(*from), 1)).collect()
+fn crowd(versions: &[u64]) -> BTreeMap<ResumingClient, usize> {
+    versions.iter().map(|from| (who(*from), 1)).collect()
 }
 
 /// A feed that has everything after 100.
@@ -138,7 +138,8 @@ fn backfill_requests_the_oldest_version_not_known_to_be_expired() {
             before(140),
         ),
     ] {
-        let ledger = ResumeBackfillState { waiting: crowd(waiting), needing_previous: crowd(inquiring), memory };
+        let mut ledger = ResumeBackfillState { waiting: crowd(waiting), memory };
+        ledger.waiting.extend(inquiring.iter().map(|from| (inquirer(*from), 1)));
         assert_eq!(ledger.next(bounds, now), next, "{what}");
     }
 }
@@ -170,7 +171,7 @@ fn five_thousand_resume_versions_cost_few_backfill_requests() {
 #[test]
 fn backfill_bisects_if_upstream_reports_no_oldest_version() {
     let mut ledger = ResumeBackfillState {
-        waiting: (1..=5_000).map(|from| (rv(from), 1)).collect(),
+        waiting: (1..=5_000).map(|from| (who(from), 1)).collect(),
         ..ResumeBackfillState::default()
     };
     let (mut bounds, had) = (FeedHistoryBounds { floor: rv(6_000), known: rv(6_000) }, rv(4_321));
