@@ -51,18 +51,11 @@ pub(super) enum HistoryCheckOutcome {
     /// Upstream has the feed's history.
     Continues,
     /// Upstream has another history; the value is its current state.
-    Other(Box<TimestampedInitialState>),
+    Other(Box<FeedInitialState>),
     /// The histories can no longer be compared; the value is upstream's current state.
-    Unproven(HistoryCheckReason, Box<TimestampedInitialState>),
+    Unproven(HistoryCheckReason, Box<FeedInitialState>),
     /// Upstream did not respond to the check.
     Failed(HistoryCheckReason),
-}
-
-/// A current state and the time at which it was requested.
-#[derive(Debug)]
-pub(super) struct TimestampedInitialState {
-    pub(super) requested_at: Instant,
-    pub(super) initial: FeedInitialState,
 }
 
 /// The history checks of one feed, which run one at a time.
@@ -152,7 +145,6 @@ impl FeedTaskContext {
     async fn compare_histories(&self, reason: HistoryCheckReason) -> HistoryCheckOutcome {
         self.count_request(FeedRequestPurpose::Mismatch);
         let cached = self.feed.reader.snapshot();
-        let requested_at = Instant::now();
         let initial = match self.current_list(cached.rv).await {
             Ok(initial) => initial,
             Err(error) => {
@@ -178,7 +170,7 @@ impl FeedTaskContext {
             %feed, reason = reason.as_str(), result, upstream_rv = %at, rv = %reached,
             "compared the cache with upstream"
         );
-        let listed = Box::new(TimestampedInitialState { requested_at, initial });
+        let listed = Box::new(initial);
         match finding {
             HistoryComparison::Same => HistoryCheckOutcome::Continues,
             HistoryComparison::Other => HistoryCheckOutcome::Other(listed),

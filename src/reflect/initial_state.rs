@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::cache::{FeedSnapshot, OverMemoryBudget, SnapshotStaging};
 use crate::feeds::FeedSpec;
@@ -23,6 +23,8 @@ use super::stream::{StreamItem, UpstreamWatchStream, WatchStreamEnd, decoded};
 #[derive(Debug)]
 pub(super) struct FeedInitialState {
     pub(super) snapshot: FeedSnapshot,
+    /// The time at which the state was requested.
+    pub(super) requested_at: Instant,
     pub(super) stream: Option<ContinuingWatch>,
     /// The servers that encoded the state.
     pub(super) servers: Vec<UpstreamServer>,
@@ -100,6 +102,7 @@ impl UpstreamLister<'_> {
     /// Streams the most recent state (KEP-3157): one request is both the list and the watch after it.
     async fn watch_list(&self) -> Result<FeedInitialState, WatchStreamEnd> {
         let query = "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+        let requested_at = Instant::now();
         let mut stream = self.upstream.open(self.cause, &self.spec.key.url(query), Some(ResourceVersion(0))).await?;
         let mut staged = self.stage();
         loop {
@@ -118,7 +121,7 @@ impl UpstreamLister<'_> {
                     let (snapshot, servers) = (staged.finish(rv), vec![stream.server().clone()]);
                     let is_from_memory = stream.is_from_memory();
                     let stream = Some(ContinuingWatch { stream, template: Some(template) });
-                    return Ok(FeedInitialState { snapshot, stream, servers, is_from_memory });
+                    return Ok(FeedInitialState { snapshot, requested_at, stream, servers, is_from_memory });
                 }
                 StreamItem::Bookmark { .. } => {}
             }
@@ -303,7 +306,7 @@ impl UpstreamLister<'_> {
     }
 
     async fn pages(&self, at: RequestedListVersion, limit: Option<usize>) -> Result<FeedInitialState, UpstreamError> {
-        let mut staged = self.stage();
+        let (requested_at, mut staged) = (Instant::now(), self.stage());
         let (mut token, mut servers, mut is_from_memory) = (String::new(), Vec::<UpstreamServer>::new(), false);
         let mut empty_pages = 0;
         loop {
@@ -319,7 +322,7 @@ impl UpstreamLister<'_> {
             }
             if page.continue_token.is_empty() {
                 let snapshot = staged.finish(page.resource_version);
-                return Ok(FeedInitialState { snapshot, stream: None, servers, is_from_memory });
+                return Ok(FeedInitialState { snapshot, requested_at, stream: None, servers, is_from_memory });
             }
             if page.continue_token == token || empty_pages > EMPTY_PAGES_MAX {
                 return Err(UpstreamError::EndlessPages);

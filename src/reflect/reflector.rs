@@ -280,7 +280,7 @@ impl Reflector {
         }
         sleep(RESUME_GATHER).await;
         let at = self.upstream.feed.oldest_resume()?;
-        let (requested_at, lister) = (Instant::now(), self.upstream.lister(FeedRequestPurpose::Initial));
+        let lister = self.upstream.lister(FeedRequestPurpose::Initial);
         let (reported, listed) = tokio::join!(self.position(), lister.list_whole(RequestedListVersion::Exact(at)));
         let listed = listed.ok()?;
         let stream = lister.open_watch_if_available(at).await?;
@@ -288,13 +288,14 @@ impl Reflector {
         if let Some(template) = template.flatten() {
             self.writer.set_bookmark(template);
         }
-        let (feed, objects, took) = (&self.upstream.feed.spec.key, listed.snapshot.len(), requested_at.elapsed());
+        let (feed, objects, took) =
+            (&self.upstream.feed.spec.key, listed.snapshot.len(), listed.requested_at.elapsed());
         tracing::info!(
             %feed, objects, rv = %at, ?took,
             "feed synced at an older resourceVersion so that clients can resume"
         );
         let initial = FeedInitialState { stream: Some(ContinuingWatch { stream, template: None }), ..listed };
-        Some(self.begin(HistoryStart::AtClientVersion(upstream), initial, requested_at))
+        Some(self.begin(HistoryStart::AtClientVersion(upstream), initial))
     }
 
     /// Requests upstream's position and the layout of its bookmarks. A list at an old version has neither, and
@@ -315,21 +316,21 @@ impl Reflector {
         if let Some(resumed) = Box::pin(self.resumed()).await {
             return Ok(resumed);
         }
-        let requested_at = Instant::now();
         self.upstream.count_request(FeedRequestPurpose::Initial);
         let initial = self.upstream.lister(FeedRequestPurpose::Initial).current().await.map_err(ended)?;
         let (served, at) = (self.upstream.feed.reader.progress().rv, initial.snapshot.rv);
         if at < served {
             self.discard_rolled_back(served, "a list is older than served data");
         }
-        let (feed, objects, took) = (&self.upstream.feed.spec.key, initial.snapshot.len(), requested_at.elapsed());
+        let (feed, objects, took) =
+            (&self.upstream.feed.spec.key, initial.snapshot.len(), initial.requested_at.elapsed());
         tracing::info!(%feed, objects, rv = %at, ?took, "feed synced");
-        Ok(self.begin(HistoryStart::Current, initial, requested_at))
+        Ok(self.begin(HistoryStart::Current, initial))
     }
 
     /// Begins a history with a listed state.
-    fn begin(&mut self, start: HistoryStart, initial: FeedInitialState, requested_at: Instant) -> ReflectorState {
-        let FeedInitialState { snapshot, stream, servers, .. } = initial;
+    fn begin(&mut self, start: HistoryStart, initial: FeedInitialState) -> ReflectorState {
+        let FeedInitialState { snapshot, requested_at, stream, servers, .. } = initial;
         let at = snapshot.rv;
         self.upstream.body_encoders.will_list_from(&servers);
         // Proofs of the previous history do not apply to this one. Another one may end until the state is replaced.

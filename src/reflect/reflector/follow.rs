@@ -285,12 +285,12 @@ impl Reflector {
             }
             HistoryCheckOutcome::Other(listed) => {
                 self.discard_rolled_back(at, "the current state cannot follow from earlier events");
-                Some(self.begin(HistoryStart::Current, listed.initial, listed.requested_at))
+                Some(self.begin(HistoryStart::Current, *listed))
             }
             // The storage went back, and whether this feed is affected cannot be determined.
             HistoryCheckOutcome::Unproven(HistoryCheckReason::StorageRolledBack, listed) => {
                 self.discard_rolled_back(at, "storage was restored, and the effect on this resource is unknown");
-                Some(self.begin(HistoryStart::Current, listed.initial, listed.requested_at))
+                Some(self.begin(HistoryStart::Current, *listed))
             }
             HistoryCheckOutcome::Unproven(
                 HistoryCheckReason::Suspected | HistoryCheckReason::Reopened | HistoryCheckReason::Unconfirmed,

@@ -59,7 +59,6 @@ impl Reflector {
     ) -> Result<ReflectorState, ReflectorStepError> {
         self.writer.set_state(FeedState::Stale { since: self.last_sign });
         self.upstream.count_request(FeedRequestPurpose::Relist);
-        let requested_at = Instant::now();
         let is_small = self.upstream.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
         let lister = self.upstream.lister(FeedRequestPurpose::Relist);
         let initial = match window.map(RequestedListVersion::Exact) {
@@ -73,7 +72,7 @@ impl Reflector {
             Err(GapRecoveryError::OtherHistory) => {
                 self.relists.listed(Instant::now());
                 self.discard_rolled_back(at, "a list cannot follow from earlier events");
-                return Ok(self.begin(HistoryStart::Current, initial, requested_at));
+                return Ok(self.begin(HistoryStart::Current, initial));
             }
             Err(GapRecoveryError::Upstream(error)) => return Err(error.into()),
         };
@@ -86,14 +85,14 @@ impl Reflector {
             self.writer.advance(until, true);
         }
         self.upstream.gap(if mended { "mended" } else { "new_history" });
-        let (feed, took) = (&self.upstream.feed.spec.key, requested_at.elapsed());
+        let (feed, took) = (&self.upstream.feed.spec.key, initial.requested_at.elapsed());
         tracing::info!(%feed, from_rv = %at, rv = %until, history_kept = mended, ?took, "feed relisted");
         self.relists.listed(Instant::now());
         if !mended {
             let start = if window.is_none() { HistoryStart::Current } else { HistoryStart::AtWindow };
-            return Ok(self.begin(start, initial, requested_at));
+            return Ok(self.begin(start, initial));
         }
-        let FeedInitialState { snapshot, stream, servers, .. } = initial;
+        let FeedInitialState { snapshot, requested_at, stream, servers, .. } = initial;
         // The restarted server may run another release.
         let otherwise = self.upstream.feed.reader.snapshot().with_different_bytes(&snapshot).await;
         self.writer.renew(otherwise).await;

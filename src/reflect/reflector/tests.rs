@@ -42,7 +42,7 @@ fn hands() -> Hands {
         findings,
     };
     let mut reflector = Reflector::new(upstream, writer, found, Arc::default(), BackoffBounds::default());
-    let begun = reflector.begin(HistoryStart::Current, listed(&feed), Instant::now());
+    let begun = reflector.begin(HistoryStart::Current, listed(&feed));
     assert!(matches!(begun, ReflectorState::Listed { at: BASE }));
     Hands { reflector, feed, reader, _held: (feeds, handle) }
 }
@@ -50,7 +50,13 @@ fn hands() -> Hands {
 /// An empty list at [`BASE`].
 fn listed(feed: &Feed) -> FeedInitialState {
     let snapshot = feed.reader.stage().finish(BASE);
-    FeedInitialState { snapshot, stream: None, servers: Vec::new(), is_from_memory: false }
+    FeedInitialState {
+        snapshot,
+        requested_at: Instant::now(),
+        stream: None,
+        servers: Vec::new(),
+        is_from_memory: false,
+    }
 }
 
 impl Hands {
@@ -207,7 +213,7 @@ async fn first_state_after_a_failed_list_ends_the_interruption() {
     hands.reflector.log_interruption(&broken, "initial", Duration::ZERO);
     assert!(hands.reflector.is_interrupted);
     let initial = listed(&hands.feed);
-    let _ = hands.reflector.begin(HistoryStart::Current, initial, Instant::now());
+    let _ = hands.reflector.begin(HistoryStart::Current, initial);
     assert!(!hands.reflector.is_interrupted, "the next clean reconnect would be logged as its end");
 }
 
