@@ -1,5 +1,3 @@
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -12,36 +10,14 @@ use tokio::sync::watch;
 ///
 /// One upstream request serves many readers by one rule (L5). A proof whose request was *sent* at `t` covers every
 /// client request *received* at or before `t`, and no other.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct FeedFreshness {
-    /// The instant up to which the feed is proven to contain every complete write.
+    /// The instant up to which the feed is proven to contain every complete write. Each receiver is a waiting reader.
     as_of: watch::Sender<Option<Instant>>,
     /// The latest instant up to which a waiting reader needs a proof.
     needed: watch::Sender<Option<Instant>>,
     /// The versions that readers wait for.
     pub versions: AwaitedVersions,
-    /// The number of readers that wait for a proof.
-    waiting: Arc<AtomicUsize>,
-}
-
-/// Counts a reader that waits for a proof until it is dropped.
-struct FreshnessWaiterGuard<'a>(&'a AtomicUsize);
-
-impl Drop for FreshnessWaiterGuard<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Default for FeedFreshness {
-    fn default() -> Self {
-        Self {
-            as_of: watch::Sender::new(None),
-            needed: watch::Sender::new(None),
-            versions: AwaitedVersions::default(),
-            waiting: Arc::default(),
-        }
-    }
 }
 
 impl FeedFreshness {
@@ -51,7 +27,7 @@ impl FeedFreshness {
 
     /// Returns whether a reader waits for a proof.
     pub fn is_awaited(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) > 0
+        self.as_of.receiver_count() > 0
     }
 
     /// Returns the instant as of which the feed is proven to be complete.
@@ -71,9 +47,8 @@ impl FeedFreshness {
         if self.covers(received) {
             return;
         }
+        let is_first = !self.is_awaited();
         let mut as_of = self.as_of.subscribe();
-        let is_first = self.waiting.fetch_add(1, Ordering::Relaxed) == 0;
-        let _waiting = FreshnessWaiterGuard(&self.waiting);
         // Proofs are requested only while a reader waits. So the first reader wakes the prover even if an earlier
         // reader, which has left, needed a later instant.
         self.needed.send_if_modified(|needed| {

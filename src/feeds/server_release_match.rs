@@ -6,17 +6,18 @@ use crate::upstream::ServerBuild;
 use kubeapi::ResourceVersion;
 use tokio::sync::watch;
 
-/// States whether the bodies that a feed holds match those of the server that it follows. Clones share it.
+/// States whether the bodies that a feed holds match those of the server that it follows.
 ///
 /// An apiserver of another release writes other bytes of the same objects at the same versions: fields, defaults and
 /// their order differ. Events keep the bytes of their time. A state must match the current server, so the proxy serves
 /// no state whose bodies another server wrote or may have written (F10).
-#[derive(Debug, Clone)]
+#[derive(Debug, Default)]
 pub struct ServerReleaseMatch {
-    is_current: watch::Sender<bool>,
+    /// Whether another server wrote bodies of the feed, or may have.
+    is_stale: watch::Sender<bool>,
     /// The number of readers that wait until the feed's bodies may be served.
     waiting: watch::Sender<usize>,
-    writers: Arc<Mutex<FeedServerBuilds>>,
+    writers: Mutex<FeedServerBuilds>,
 }
 
 /// The server builds that encoded the feed's content, for downstream proxies that continue from the feed.
@@ -50,16 +51,10 @@ impl Drop for ServerReleaseWaiterGuard<'_> {
     }
 }
 
-impl Default for ServerReleaseMatch {
-    fn default() -> Self {
-        Self { is_current: watch::Sender::new(true), waiting: watch::Sender::new(0), writers: Arc::default() }
-    }
-}
-
 impl ServerReleaseMatch {
     /// Returns whether a state may be served.
     pub fn is_current(&self) -> bool {
-        *self.is_current.borrow()
+        !*self.is_stale.borrow()
     }
 
     /// Completes when a state of the feed may be served, and requests the check of its encoding if needed. It may never
@@ -76,7 +71,7 @@ impl ServerReleaseMatch {
     /// Completes when a state of the feed may be served, without requesting the check of its encoding.
     pub async fn wait_current(&self) {
         // The sender lives as long as `self`.
-        let _ = self.is_current.subscribe().wait_for(|is_present| *is_present).await;
+        let _ = self.is_stale.subscribe().wait_for(|is_stale| !*is_stale).await;
     }
 
     /// Completes when a reader waits for a state of the feed.
@@ -127,7 +122,7 @@ impl ServerReleaseMatch {
 
     /// Sets whether a state may be served. Only the task that fills the feed calls this.
     pub fn set_present(&self, is_present: bool) {
-        self.is_current.send_if_modified(|before| std::mem::replace(before, is_present) != is_present);
+        self.is_stale.send_if_modified(|is_stale| std::mem::replace(is_stale, !is_present) == is_present);
     }
 }
 
