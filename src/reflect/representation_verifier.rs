@@ -184,28 +184,19 @@ impl FeedTaskContext {
             },
             comparison => comparison,
         };
-        match self.confirm_comparison(comparison, &objects, snapshot.rv).await {
-            BodyComparison::Equal => {
-                state.compared += objects.len();
-                let (encoding, count) = (key.encoding, objects.len());
-                tracing::info!(
-                    feed = %key,
-                    "serving {representation} from the {encoding} cache (verified on {count} objects)"
-                );
-                feed.renderings.qualify(renderer);
-            }
-            comparison @ (BodyComparison::Different | BodyComparison::Refused) => {
-                self.refuse_derivation(representation, comparison);
-            }
-            BodyComparison::NotOffered => {
-                feed.refuse(
-                    representation,
-                    DerivedRepresentationRefusal::NotComparable,
-                    &"upstream does not serve this representation",
-                );
-            }
-            BodyComparison::Unanswered | BodyComparison::Expired => return false,
+        let comparison = self.confirm_comparison(comparison, &objects, snapshot.rv).await;
+        if comparison == BodyComparison::Equal {
+            state.compared += objects.len();
+            let (encoding, count) = (key.encoding, objects.len());
+            tracing::info!(
+                feed = %key,
+                "serving {representation} from the {encoding} cache (verified on {count} objects)"
+            );
+            feed.renderings.qualify(renderer);
+            return true;
         }
+        let Some((reason, why)) = comparison.refusal() else { return false };
+        feed.refuse(representation, reason, &why);
         true
     }
 
@@ -250,7 +241,12 @@ impl FeedTaskContext {
             let comparison = self.compare_bodies(&renderer, &path, &[object]).await;
             match self.confirm_comparison(comparison, &[object], snapshot.rv).await {
                 BodyComparison::Equal => state.compared += 1,
-                comparison => self.refuse_derivation(renderer.representation(), comparison),
+                BodyComparison::NotOffered => {}
+                comparison => {
+                    if let Some((reason, why)) = comparison.refusal() {
+                        self.feed.refuse(renderer.representation(), reason, &why);
+                    }
+                }
             }
         }
     }
@@ -283,24 +279,6 @@ impl FeedTaskContext {
         state.other = None;
         self.feed.renderings.set_release(build.minor);
         Ok(self.feed.body_release.is_current().then_some(build.minor))
-    }
-
-    /// Ends a derivation whose objects differ from upstream's or cannot be derived.
-    fn refuse_derivation(&self, representation: Representation, comparison: BodyComparison) {
-        // The reasons are logged. They never have the content, which may be a Secret's.
-        let (reason, detail) = match comparison {
-            BodyComparison::Different => {
-                (DerivedRepresentationRefusal::Mismatch, "upstream encodes an object differently")
-            }
-            BodyComparison::Refused => {
-                (DerivedRepresentationRefusal::UnsupportedObject, "an object cannot be converted")
-            }
-            BodyComparison::Equal
-            | BodyComparison::Unanswered
-            | BodyComparison::Expired
-            | BodyComparison::NotOffered => return,
-        };
-        self.feed.refuse(representation, reason, &detail);
     }
 
     /// Compares `objects` with upstream's list at `path`.
@@ -396,6 +374,19 @@ impl FeedTaskContext {
 }
 
 impl BodyComparison {
+    /// Returns the reason for which the representation is not derived, and its description for the log, which never has
+    /// the content of an object. Returns `None` if the comparison decides nothing.
+    fn refusal(self) -> Option<(DerivedRepresentationRefusal, &'static str)> {
+        match self {
+            Self::Different => Some((DerivedRepresentationRefusal::Mismatch, "upstream encodes an object differently")),
+            Self::Refused => Some((DerivedRepresentationRefusal::UnsupportedObject, "an object cannot be converted")),
+            Self::NotOffered => {
+                Some((DerivedRepresentationRefusal::NotComparable, "upstream does not serve this representation"))
+            }
+            Self::Equal | Self::Unanswered | Self::Expired => None,
+        }
+    }
+
     /// Returns the verdict when there is nothing to compare with.
     fn without_answer(error: &UpstreamError) -> Self {
         match error {
