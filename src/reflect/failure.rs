@@ -57,23 +57,15 @@ pub(super) fn classify(error: UpstreamError) -> ReflectorStepError {
             ReflectorStepError::FeedTerminated(FeedEndReason::NotOffered)
         }
         UpstreamError::OverBudget => ReflectorStepError::FeedTerminated(FeedEndReason::OverBudget),
-        // The path to upstream failed, or the error cannot occur for a feed. A truncated response is retried; one that
-        // cannot be decoded would fail again.
-        UpstreamError::Wire(WireError::Truncated | WireError::Gzip | WireError::Delta(_))
-        | UpstreamError::Unreachable(_)
-        | UpstreamError::ConnectionLost(_)
-        | UpstreamError::Timeout(_)
-        | UpstreamError::Credentials(_)
-        | UpstreamError::Unsendable(_)
-        | UpstreamError::OtherDocument(_)
-        | UpstreamError::HiddenDefinitions
-        | UpstreamError::TooLarge(_) => ReflectorStepError::Upstream(error),
         // The cached rows were printed with other columns, for example by another apiserver release.
         UpstreamError::Wire(WireError::OtherColumns) => ReflectorStepError::FeedTerminated(FeedEndReason::Outdated),
-        UpstreamError::Wire(wire) => {
+        UpstreamError::Wire(wire) if !matches!(wire, WireError::Truncated | WireError::Gzip | WireError::Delta(_)) => {
             tracing::warn!(error = %wire, "cannot decode objects from upstream; ending the feed");
             ReflectorStepError::FeedTerminated(FeedEndReason::Unreadable)
         }
+        // The path to upstream failed, or the error cannot occur for a feed. A truncated response is retried; one that
+        // cannot be decoded would fail again.
+        _ => ReflectorStepError::Upstream(error),
     }
 }
 
