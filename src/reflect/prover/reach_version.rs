@@ -25,21 +25,6 @@ use kubeapi::ResourceVersion;
 /// never gets it, which must not delay other versions.
 const LISTED_WITHIN: Duration = Duration::from_millis(500);
 
-/// The response to a request to reach a version.
-enum VersionReachOutcome {
-    Reached(ResourceVersion),
-    /// Upstream does not have the requested version.
-    Behind,
-    Failed,
-}
-
-/// A requested version and the time of the first request for it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct RequestedVersion {
-    rv: ResourceVersion,
-    at: Instant,
-}
-
 impl FreshnessProver {
     /// Reaches the versions that readers wait for, for as long as they wait.
     pub(super) async fn reach_versions(&self) -> Infallible {
@@ -48,8 +33,8 @@ impl FreshnessProver {
         let mut awaited = versions.subscribe();
         let (mut progress, mut state) = (reader.follow_progress(), reader.watch_state());
         let (mut history, mut upstream) = (reader.history(), ResourceVersion::default());
-        let mut requested: Option<RequestedVersion> = None;
-        let mut reaching: Option<BoxFuture<'_, VersionReachOutcome>> = None;
+        let mut requested: Option<ResourceVersion> = None;
+        let mut reaching: Option<BoxFuture<'_, Option<ResourceVersion>>> = None;
         let mut resting: Option<BoxFuture<'_, ()>> = None;
         let mut catching_up: Option<BoxFuture<'_, ()>> = None;
         loop {
@@ -62,8 +47,8 @@ impl FreshnessProver {
             versions.remove_reached(reached, reader.served_version(), Instant::now());
             // The backoff applies to every version.
             let next = versions.smallest_above(upstream.max(reached)).filter(|_| self.is_live() && resting.is_none());
-            if next != requested.map(|requested| requested.rv) {
-                requested = next.map(|rv| RequestedVersion { rv, at: Instant::now() });
+            if next != requested {
+                requested = next;
                 reaching = next.map(|rv| self.reach_version(rv).boxed());
             }
             if catching_up.is_none() && self.is_live() && versions.start_catch_up(upstream, !self.is_behind_a_proxy()) {
@@ -73,12 +58,13 @@ impl FreshnessProver {
             let is_awaited = versions.smallest_above(reached).is_some();
             tokio::select! {
                 biased;
-                outcome = finished(&mut reaching) => match (outcome, requested.take()) {
-                    (VersionReachOutcome::Reached(rv), _) => upstream = upstream.max(rv),
-                    (VersionReachOutcome::Behind, Some(requested)) => versions.remove_unavailable(requested.rv, requested.at),
-                    (VersionReachOutcome::Behind, None) => {}
-                    (VersionReachOutcome::Failed, _) => resting = Some(self.unreached.backoff().boxed()),
-                },
+                reached = finished(&mut reaching) => {
+                    requested = None;
+                    match reached {
+                        Some(rv) => upstream = upstream.max(rv),
+                        None => resting = Some(self.unreached.backoff().boxed()),
+                    }
+                }
                 () = finished(&mut resting) => {}
                 () = finished(&mut catching_up) => {}
                 () = progress.changed(), if is_awaited => {}
@@ -92,35 +78,41 @@ impl FreshnessProver {
         self.behind_a_proxy.load(Ordering::Relaxed)
     }
 
-    /// Asks upstream to reach a version, unless the feed's stream delivers it at once.
-    async fn reach_version(&self, rv: ResourceVersion) -> VersionReachOutcome {
-        let reader = &self.upstream.feed.reader;
+    /// Asks upstream to reach a version, unless the feed's stream delivers it at once. Returns the version that upstream
+    /// has certainly reached; `None` if the request failed. If upstream does not have the requested version, readers no
+    /// longer wait for it.
+    async fn reach_version(&self, rv: ResourceVersion) -> Option<ResourceVersion> {
+        let (feed, requested_at) = (&self.upstream.feed, Instant::now());
+        let reader = &feed.reader;
         if timeout(STREAM_HEAD_START, reader.reached(rv)).await.is_ok() {
-            return VersionReachOutcome::Reached(rv);
+            return Some(rv);
         }
         self.upstream.count_request(FeedRequestPurpose::Position);
         let lister = self.upstream.lister(FeedRequestPurpose::Position);
-        let outcome = match timeout(PROOF_MAX, lister.position(Some(rv))).await {
+        let reached = match timeout(PROOF_MAX, lister.position(Some(rv))).await {
             Ok(Ok(reported)) if reported.at >= rv => {
                 self.behind_a_proxy.store(reported.is_from_memory, Ordering::Relaxed);
                 if reported.is_from_memory {
                     // The proxy announces its new position on our own stream.
                     let _ = timeout(STREAM_HEAD_START, reader.reached(rv)).await;
                 }
-                VersionReachOutcome::Reached(reported.at)
+                reported.at
             }
-            Ok(Err(WatchStreamEnd::Failed(error))) if error.is_too_large_version() => VersionReachOutcome::Behind,
+            Ok(Err(WatchStreamEnd::Failed(error))) if error.is_too_large_version() => {
+                feed.freshness.versions.remove_unavailable(rv, requested_at);
+                ResourceVersion::default()
+            }
             Ok(Err(error)) => {
                 tracing::debug!(
-                    feed = %self.upstream.feed.spec.key, %error,
+                    feed = %feed.spec.key, %error,
                     "cannot read upstream's current resourceVersion"
                 );
-                return VersionReachOutcome::Failed;
+                return None;
             }
-            Ok(Ok(_)) | Err(_) => return VersionReachOutcome::Failed,
+            Ok(Ok(_)) | Err(_) => return None,
         };
         self.unreached.succeeded();
-        outcome
+        Some(reached)
     }
 
     /// Catches up with upstream and announces the result to all waiting readers.
