@@ -26,7 +26,9 @@ mod tests;
 
 pub use awaited_versions::AwaitedVersions;
 pub use counts::{FeedTrafficCounts, LabelledMetric};
-pub use derived_representations::{DerivedRepresentationMode, DerivedRepresentationRefusal, DerivedRepresentations};
+pub use derived_representations::{
+    DerivedRepresentationMode, DerivedRepresentationModes, DerivedRepresentationRefusal, DerivedRepresentations,
+};
 pub use feed::{Feed, FeedHandle};
 pub use feed_key::{FeedKey, FeedScope};
 pub use feed_spec::FeedSpec;

@@ -1,7 +1,5 @@
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-
-use parking_lot::RwLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::wire::{ObjectRenderer, Representation};
 use tokio::sync::watch;
@@ -11,17 +9,21 @@ use tokio::sync::watch;
 /// Readers request a representation. The qualifier, which has an upstream connection, compares it with upstream's own
 /// (W15). If an object cannot be derived, the representation is refused permanently for the whole resource, so
 /// that no reader gets only some of the objects.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct DerivedRepresentations {
-    /// The mode of each representation. A feed has a handful, which start and end together. Readers share the lock.
-    modes: RwLock<BTreeMap<Representation, DerivedRepresentationMode>>,
     /// The representation that is qualified before a reader requests it.
     expected: Option<Representation>,
-    /// Whether a reader has requested the expected representation.
-    is_requested: AtomicBool,
+    modes: watch::Sender<DerivedRepresentationModes>,
     /// The minor version of the release for which the modes were determined; 0 if there is none.
     release: AtomicU32,
-    changes: watch::Sender<u64>,
+}
+
+/// The mode of each representation. A feed has a handful, which start and end together.
+#[derive(Debug, Default)]
+pub struct DerivedRepresentationModes {
+    modes: BTreeMap<Representation, DerivedRepresentationMode>,
+    /// Whether a reader has requested the expected representation.
+    is_requested: bool,
 }
 
 /// How a feed obtains one representation of its objects.
@@ -50,38 +52,26 @@ base::labelled_enum! {
     }
 }
 
-impl Default for DerivedRepresentations {
-    fn default() -> Self {
-        Self::with_expected(None)
-    }
-}
-
 impl DerivedRepresentations {
     /// Creates renderings of which one is qualified once there is a state. It can then be served in an outage even if
     /// no reader has requested it before.
     pub fn with_expected(expected: Option<Representation>) -> Self {
-        Self {
-            modes: RwLock::default(),
-            expected,
-            is_requested: AtomicBool::new(false),
-            release: AtomicU32::new(0),
-            changes: watch::Sender::new(0),
-        }
+        Self { expected, ..Self::default() }
     }
 
     /// Returns how a representation is obtained now; `None` if no reader has requested it yet.
     pub fn mode(&self, representation: Representation) -> Option<DerivedRepresentationMode> {
-        self.modes.read().get(&representation).cloned()
+        self.modes.borrow().modes.get(&representation).cloned()
     }
 
     /// Requests a representation from the feed.
     pub fn request(&self, representation: Representation) {
-        if self.expected == Some(representation) && !self.is_requested.swap(true, Ordering::Relaxed) {
-            self.changes.send_modify(|changes| *changes += 1);
-        }
-        self.modes.write().entry(representation).or_insert_with(|| {
-            self.changes.send_modify(|changes| *changes += 1);
-            DerivedRepresentationMode::Requested
+        self.modes.send_if_modified(|all| {
+            let is_expected = self.expected == Some(representation);
+            let is_first = is_expected && !std::mem::replace(&mut all.is_requested, true);
+            let before = all.modes.len();
+            all.modes.entry(representation).or_insert(DerivedRepresentationMode::Requested);
+            is_first || all.modes.len() > before
         });
     }
 
@@ -104,18 +94,14 @@ impl DerivedRepresentations {
     }
 
     /// Subscribes to changes of the modes of all representations.
-    pub fn changes(&self) -> watch::Receiver<u64> {
-        self.changes.subscribe()
+    pub fn changes(&self) -> watch::Receiver<DerivedRepresentationModes> {
+        self.modes.subscribe()
     }
 
     /// Returns the representations that readers wait for.
     pub fn requested(&self) -> Vec<Representation> {
-        let modes = self.modes.read();
-        modes
-            .iter()
-            .filter(|(_, mode)| matches!(mode, DerivedRepresentationMode::Requested))
-            .map(|(&representation, _)| representation)
-            .collect()
+        let is_requested = |(_, mode): &(_, _)| matches!(mode, DerivedRepresentationMode::Requested);
+        self.all().into_iter().filter(is_requested).map(|(representation, _)| representation).collect()
     }
 
     /// Returns the representations without a result: those that readers wait for, and the expected one.
@@ -125,52 +111,51 @@ impl DerivedRepresentations {
         all
     }
 
+    /// Returns the representations that readers have requested, with their modes.
+    fn used(&self) -> Vec<(Representation, DerivedRepresentationMode)> {
+        let unused = self.expected.filter(|_| !self.modes.borrow().is_requested);
+        self.all().into_iter().filter(|(representation, _)| Some(*representation) != unused).collect()
+    }
+
     /// Returns the renderers of representations that readers have requested and that are derived.
     pub fn in_use(&self) -> Vec<ObjectRenderer> {
-        let unused = self.expected.filter(|_| !self.is_requested.load(Ordering::Relaxed));
-        self.derived().into_iter().filter(|renderer| Some(renderer.representation()) != unused).collect()
+        let derived =
+            |mode| if let DerivedRepresentationMode::Derived(renderer) = mode { Some(renderer) } else { None };
+        self.used().into_iter().filter_map(|(_, mode)| derived(mode)).collect()
     }
 
     /// Returns whether a reader has requested any representation.
     pub fn is_used(&self) -> bool {
-        let expected = self.expected.filter(|_| !self.is_requested.load(Ordering::Relaxed));
-        self.modes.read().keys().any(|of| Some(*of) != expected)
-    }
-
-    /// Returns the renderers of the representations that are derived.
-    pub fn derived(&self) -> Vec<ObjectRenderer> {
-        let derived = |mode: &DerivedRepresentationMode| {
-            if let DerivedRepresentationMode::Derived(renderer) = mode { Some(renderer.clone()) } else { None }
-        };
-        self.modes.read().values().filter_map(derived).collect()
+        !self.used().is_empty()
     }
 
     /// Returns every requested representation with its mode.
     pub fn all(&self) -> Vec<(Representation, DerivedRepresentationMode)> {
-        self.modes.read().iter().map(|(&representation, mode)| (representation, mode.clone())).collect()
+        self.modes.borrow().modes.iter().map(|(&representation, mode)| (representation, mode.clone())).collect()
     }
 
     /// Records a successful comparison. The representation is derived from now on, unless it has been refused.
     pub fn qualify(&self, renderer: ObjectRenderer) {
-        let mut modes = self.modes.write();
-        let mode = modes.entry(renderer.representation()).or_insert(DerivedRepresentationMode::Requested);
-        if !matches!(mode, DerivedRepresentationMode::Refused(_)) {
-            *mode = DerivedRepresentationMode::Derived(renderer);
-        }
-        drop(modes);
-        self.changes.send_modify(|changes| *changes += 1);
+        self.modes.send_modify(|all| {
+            let mode = all.modes.entry(renderer.representation()).or_insert(DerivedRepresentationMode::Requested);
+            if !matches!(mode, DerivedRepresentationMode::Refused(_)) {
+                *mode = DerivedRepresentationMode::Derived(renderer);
+            }
+        });
     }
 
     /// Refuses a representation. Returns whether it was not refused before.
     pub fn refuse(&self, representation: Representation, reason: DerivedRepresentationRefusal) -> bool {
-        let before = self.modes.write().insert(representation, DerivedRepresentationMode::Refused(reason));
-        if let Some(DerivedRepresentationMode::Derived(renderer)) = &before {
-            if reason == DerivedRepresentationRefusal::Mismatch {
-                renderer.mark_mismatch();
+        let mut before = None;
+        self.modes.send_modify(|all| {
+            before = all.modes.insert(representation, DerivedRepresentationMode::Refused(reason));
+            if let Some(DerivedRepresentationMode::Derived(renderer)) = &before {
+                if reason == DerivedRepresentationRefusal::Mismatch {
+                    renderer.mark_mismatch();
+                }
+                renderer.revoke();
             }
-            renderer.revoke();
-        }
-        self.changes.send_modify(|changes| *changes += 1);
+        });
         !matches!(before, Some(DerivedRepresentationMode::Refused(_)))
     }
 
@@ -186,35 +171,35 @@ impl DerivedRepresentations {
 
     /// Resets the modes of all representations, because upstream runs another release.
     pub fn start_over(&self) {
-        let before = std::mem::take(&mut *self.modes.write());
-        for (_, mode) in before {
-            if let DerivedRepresentationMode::Derived(renderer) = mode {
-                renderer.revoke();
-            }
-        }
-        self.changes.send_modify(|changes| *changes += 1);
+        self.modes.send_modify(|all| {
+            all.modes.values().for_each(DerivedRepresentationMode::revoke);
+            all.modes.clear();
+        });
     }
 
     /// Returns whether the feed has a refusal to keep after it has ended.
     pub(super) fn has_refused(&self) -> bool {
-        self.modes.read().values().any(|mode| matches!(mode, DerivedRepresentationMode::Refused(_)))
+        self.all().iter().any(|(_, mode)| matches!(mode, DerivedRepresentationMode::Refused(_)))
     }
 
     /// Records the start of a feed: proofs for another feed's objects must be repeated. Refusals stay.
     pub(super) fn begin(&self) {
-        self.is_requested.store(false, Ordering::Relaxed);
-        self.modes.write().retain(|_, mode| match mode {
-            DerivedRepresentationMode::Refused(_) => true,
-            DerivedRepresentationMode::Derived(renderer) => {
-                renderer.revoke();
-                false
-            }
-            DerivedRepresentationMode::Requested => false,
+        self.modes.send_modify(|all| {
+            all.is_requested = false;
+            all.modes.values().for_each(DerivedRepresentationMode::revoke);
+            all.modes.retain(|_, mode| matches!(mode, DerivedRepresentationMode::Refused(_)));
         });
-        self.changes.send_modify(|changes| *changes += 1);
     }
 }
 
+impl DerivedRepresentationMode {
+    /// Ends the use of the renderer, if there is one.
+    fn revoke(&self) {
+        if let Self::Derived(renderer) = self {
+            renderer.revoke();
+        }
+    }
+}
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -247,7 +232,7 @@ mod tests {
         assert!(renderings.refuse(METADATA, DerivedRepresentationRefusal::Mismatch));
         assert!(!renderings.refuse(METADATA, DerivedRepresentationRefusal::UnsupportedObject), "it was refused before");
         renderings.qualify(renderer());
-        assert!(renderings.derived().is_empty(), "a refusal lasts");
+        assert!(renderings.in_use().is_empty(), "a refusal lasts");
         assert_eq!(
             renderings.wait_verified(METADATA).await.unwrap_err(),
             DerivedRepresentationRefusal::UnsupportedObject

@@ -366,7 +366,7 @@ mod tests {
         assert!(!used.is_revoked(), "the table is that of the minor");
         written.opened(&server(37, 1));
         assert!(used.is_revoked() && !feed.body_release.is_current());
-        assert_eq!((feed.renderings.derived().len(), feed.renderings.release()), (0, Some(37)));
+        assert_eq!((feed.renderings.all().len(), feed.renderings.release()), (0, Some(37)));
     }
 
     #[test]
