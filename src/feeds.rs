@@ -9,12 +9,10 @@
 //! **Invariants.** A feed of another definition is another feed. The registry never returns a feed that has ended. This
 //! layer sends no requests to upstream and does not depend on client requests.
 
-mod awaited_versions;
 mod counts;
 mod derived_representations;
 mod feed;
 mod feed_key;
-mod feed_spec;
 mod freshness;
 mod refused_feeds;
 mod registry;
@@ -24,15 +22,13 @@ mod server_release_match;
 #[cfg(test)]
 mod tests;
 
-pub use awaited_versions::AwaitedVersions;
 pub use counts::{FeedTrafficCounts, LabelledMetric};
 pub use derived_representations::{
     DerivedRepresentationMode, DerivedRepresentationModes, DerivedRepresentationRefusal, DerivedRepresentations,
 };
 pub use feed::{Feed, FeedHandle};
-pub use feed_key::{FeedKey, FeedScope};
-pub use feed_spec::FeedSpec;
-pub use freshness::FeedFreshness;
+pub use feed_key::{FeedKey, FeedScope, FeedSpec};
+pub use freshness::{AwaitedVersions, FeedFreshness};
 pub use registry::{FeedRegistry, FeedStartRequest, FeedUnavailable};
 pub use resume_backfill::{BackfillOutcome, BackfillRequest, ResumeBackfills};
 pub use server_release_match::{EncodingServerBuild, ServerReleaseMatch};

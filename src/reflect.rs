@@ -24,7 +24,6 @@ mod history_check;
 mod initial_state;
 mod metrics;
 mod prover;
-mod recurrence;
 mod reflector;
 mod reflector_findings;
 mod representation_verifier;
@@ -35,7 +34,6 @@ mod supervisor;
 mod tests;
 mod transaction_buffer;
 mod unproven_versions;
-mod versions;
 
 pub use metrics::describe;
 pub use supervisor::ReflectorSupervisor;

@@ -1,8 +1,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::wire::FeedEncoding;
-use kubeapi::{EscapedFieldTerm, Gvr, NAME_KEY, ObjectKey};
+use crate::wire::{FeedEncoding, FrameEnvelope, JsonLayout};
+use kubeapi::{EscapedFieldTerm, Gvr, NAME_KEY, ObjectKey, SelectableFieldTable};
 
 /// The identity of a feed: a resource, a scope and an encoding.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,6 +21,21 @@ pub enum FeedScope {
     Namespace(Arc<str>),
     /// The objects whose `field` is `value`, in all namespaces: the result of a fixed field selector.
     Selected { field: Arc<str>, value: Arc<str> },
+}
+
+/// A feed's key, and the schema needed to decode its objects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FeedSpec {
+    pub key: FeedKey,
+    pub kind: Arc<str>,
+    pub list_kind: Arc<str>,
+    /// The edition of the resource's definition, if it has one. Objects may decode differently under another edition.
+    pub edition: Option<Arc<str>>,
+    pub shape: JsonLayout,
+    pub namespaced: bool,
+    pub fields: Arc<SelectableFieldTable>,
+    /// The key of the selectable field that upstream has an index for, if any.
+    pub index_field: Option<Arc<str>>,
 }
 
 /// A name that no object can have, because object names are lower case.
@@ -118,5 +133,28 @@ impl fmt::Display for FeedKey {
 impl fmt::Debug for FeedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+impl FeedSpec {
+    /// Returns the feed of a resource whose objects are encoded like Pods.
+    #[cfg(test)]
+    pub(crate) fn like_pods(key: FeedKey) -> Self {
+        Self {
+            key,
+            kind: "Pod".into(),
+            list_kind: "PodList".into(),
+            edition: None,
+            shape: JsonLayout::BuiltIn,
+            namespaced: true,
+            fields: Arc::default(),
+            index_field: None,
+        }
+    }
+
+    /// Returns the envelope that frames the feed's objects.
+    pub fn envelope(&self) -> FrameEnvelope {
+        FrameEnvelope::new(self.key.encoding, &self.key.gvr.api_version(), &self.kind, self.shape)
+            .with_list_kind(&self.list_kind)
     }
 }

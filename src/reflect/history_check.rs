@@ -21,7 +21,6 @@ use super::continuity::{HistoryComparison, compare, object_versions};
 use super::feed_client::FeedTaskContext;
 use super::initial_state::{FeedInitialState, RequestedListVersion};
 use super::metrics::FeedRequestPurpose;
-use super::recurrence::RecurrenceBackoff;
 use super::stream::WatchStreamEnd;
 use base::random;
 use kubeapi::ResourceVersion;
@@ -67,6 +66,14 @@ pub(super) struct HistoryChecks {
     /// Limits the rate of history checks, so that an upstream that keeps triggering unfounded ones is not listed
     /// repeatedly.
     false_alarm_backoff: RecurrenceBackoff<10, 300>,
+}
+
+/// The earliest time of an action that was in vain the last time. The wait doubles each time, from `FIRST` to `LONGEST`
+/// seconds, and starts over after twice the wait.
+#[derive(Debug, Default)]
+pub(super) struct RecurrenceBackoff<const FIRST: u64, const LONGEST: u64> {
+    /// When it happened last, and how many times in a row before that.
+    last: Option<(Instant, u32)>,
 }
 
 /// The timeout of the position request.
@@ -118,6 +125,22 @@ impl HistoryChecks {
             let upstream = upstream.clone();
             *self.running.get_mut() = Some(async move { upstream.check_history(reason).await }.boxed());
         }
+    }
+}
+
+impl<const FIRST: u64, const LONGEST: u64> RecurrenceBackoff<FIRST, LONGEST> {
+    fn delay(times: u32) -> Duration {
+        Duration::from_secs(FIRST).saturating_mul(1 << times.min(10)).min(Duration::from_secs(LONGEST))
+    }
+
+    /// The earliest time of the next one.
+    pub(super) fn earliest(&self) -> Option<Instant> {
+        self.last.map(|(at, times)| at + Self::delay(times))
+    }
+
+    pub(super) fn record(&mut self, now: Instant) {
+        let again = self.last.filter(|(at, times)| now.duration_since(*at) < 2 * Self::delay(*times));
+        self.last = Some((now, again.map_or(0, |(_, times)| times + 1)));
     }
 }
 
@@ -220,5 +243,19 @@ mod tests {
         history_checks.cancel_all();
         history_checks.schedule(HistoryCheckReason::Suspected, Duration::ZERO, Duration::ZERO);
         assert_eq!(history_checks.due, Some((now, HistoryCheckReason::Suspected)), "another history, another doubt");
+    }
+
+    #[test]
+    fn recurring_actions_back_off_until_a_quiet_period() {
+        let (mut recurrence, mut now) = (RecurrenceBackoff::<10, 300>::default(), Instant::now());
+        assert_eq!(recurrence.earliest(), None);
+        for delay in [10, 20, 40, 80, 160, 300, 300] {
+            recurrence.record(now);
+            now += Duration::from_secs(delay);
+            assert_eq!(recurrence.earliest(), Some(now));
+        }
+        now += Duration::from_secs(600);
+        recurrence.record(now);
+        assert_eq!(recurrence.earliest(), Some(now + Duration::from_secs(10)), "long after, it is the first one");
     }
 }

@@ -40,12 +40,11 @@ use kubeapi::ResourceVersion;
 use super::continuity::{HistoryComparison, compare, differences, object_versions};
 use super::feed_client::FeedTaskContext;
 use super::gap::ObservedResourceVersion;
-use super::initial_state::not_older_than;
+use super::initial_state::{ObjectVersionPage, not_older_than};
 use super::metrics::FeedRequestPurpose;
 use super::reflector_findings::ReflectorFinding;
 use super::stream::WatchStreamEnd;
 use super::unproven_versions::UnprovenVersions;
-use super::versions::ObjectVersionPage;
 
 /// Proves one feed current, for readers that require it.
 pub(super) struct FreshnessProver {

@@ -36,11 +36,10 @@ use kubeapi::{ContinueToken, ContinueVersion, ListPageSource, ObjectKey, Resourc
 
 use super::ReflectConfig;
 use super::feed_client::FeedTaskContext;
-use super::initial_state::{PastObject, exact, not_older_than};
+use super::history_check::RecurrenceBackoff;
+use super::initial_state::{ObjectVersionPage, PastObject, exact, not_older_than};
 use super::metrics::FeedRequestPurpose;
-use super::recurrence::RecurrenceBackoff;
 use super::reflector_findings::{ObjectDivergence, ReflectorFinding};
-use super::versions::ObjectVersionPage;
 use compare::{ObjectDiscrepancy, conflicting_keys};
 
 /// Compares one feed with upstream periodically.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::cache::FeedSnapshot;
 use crate::reflect::continuity::differences;
-use crate::reflect::versions::ObjectVersionPage;
+use crate::reflect::initial_state::ObjectVersionPage;
 use crate::wire::ObjectRevision;
 use kubeapi::ObjectKey;
 
