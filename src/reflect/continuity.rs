@@ -127,10 +127,6 @@ impl HistoryContinuity {
         }
     }
 
-    pub(super) fn is_certain(self) -> bool {
-        self == Self::Certain
-    }
-
     /// Returns the change that a reopened stream must repeat first, if one is needed. It costs one event and shows
     /// whether the history is the same; a stream from the feed's own version would show nothing.
     pub(super) fn resume_marker(self, cache: &CacheReader) -> Option<ResumeMarker> {

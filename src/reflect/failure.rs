@@ -20,8 +20,6 @@ pub(super) enum ReflectorStepError {
     #[error(transparent)]
     Stream(#[from] WatchStreamEnd),
     #[error(transparent)]
-    Upstream(#[from] UpstreamError),
-    #[error(transparent)]
     OutOfOrder(#[from] OutOfOrderChange),
 }
 
@@ -43,7 +41,7 @@ pub(super) fn classify(error: UpstreamError) -> ReflectorStepError {
             403 => ReflectorStepError::FeedTerminated(FeedEndReason::Forbidden),
             404 | 405 => ReflectorStepError::FeedTerminated(FeedEndReason::Gone),
             406 => ReflectorStepError::FeedTerminated(FeedEndReason::NotOffered),
-            _ => ReflectorStepError::Upstream(error),
+            _ => error.into(),
         },
         // The response has a form that a feed cannot follow, and a retry would get the same form.
         UpstreamError::OtherRepresentation { .. }
@@ -65,7 +63,13 @@ pub(super) fn classify(error: UpstreamError) -> ReflectorStepError {
         }
         // The path to upstream failed, or the error cannot occur for a feed. A truncated response is retried; one that
         // cannot be decoded would fail again.
-        _ => ReflectorStepError::Upstream(error),
+        _ => error.into(),
+    }
+}
+
+impl From<UpstreamError> for ReflectorStepError {
+    fn from(error: UpstreamError) -> Self {
+        Self::Stream(error.into())
     }
 }
 
@@ -84,7 +88,7 @@ impl ReflectorStepError {
             Self::OutOfOrder(_) => ("out_of_order", Feed),
             Self::Stream(WatchStreamEnd::Closed) => ("closed_at_once", Connection),
             Self::Stream(WatchStreamEnd::IdleTimeout) => ("idle_timeout", Connection),
-            Self::Stream(WatchStreamEnd::Failed(error)) | Self::Upstream(error) => match error {
+            Self::Stream(WatchStreamEnd::Failed(error)) => match error {
                 error if error.is_untrusted() => ("untrusted", Connection),
                 UpstreamError::Unreachable(_) => ("unreachable", Connection),
                 UpstreamError::ConnectionLost(_) => ("connection_lost", Connection),
@@ -121,11 +125,9 @@ impl ReflectorStepError {
         self.class().1 == FailureScope::Response
     }
 
-    fn error(&self) -> Option<&UpstreamError> {
-        match self {
-            Self::Stream(WatchStreamEnd::Failed(error)) | Self::Upstream(error) => Some(error),
-            _ => None,
-        }
+    /// Returns the error of upstream, if that was the reason.
+    pub(super) fn error(&self) -> Option<&UpstreamError> {
+        if let Self::Stream(WatchStreamEnd::Failed(error)) = self { Some(error) } else { None }
     }
 
     /// Whether upstream no longer has the requested version (410).

@@ -49,10 +49,10 @@ pub(super) enum HistoryCheckOutcome {
     Reached,
     /// Upstream has the feed's history.
     Continues,
-    /// Upstream has another history; the value is its current state.
-    Other(Box<FeedInitialState>),
-    /// The histories can no longer be compared; the value is upstream's current state.
-    Unproven(HistoryCheckReason, Box<FeedInitialState>),
+    /// Upstream has another history, or that must be assumed: the evidence, and upstream's current state.
+    Other(&'static str, Box<FeedInitialState>),
+    /// The histories can no longer be compared.
+    Unproven(HistoryCheckReason),
     /// Upstream did not respond to the check.
     Failed(HistoryCheckReason),
 }
@@ -113,7 +113,7 @@ impl HistoryChecks {
                     outcome,
                     HistoryCheckOutcome::Continues
                         | HistoryCheckOutcome::Failed(_)
-                        | HistoryCheckOutcome::Unproven(HistoryCheckReason::Suspected, _)
+                        | HistoryCheckOutcome::Unproven(HistoryCheckReason::Suspected)
                 ) {
                     self.false_alarm_backoff.record(Instant::now());
                 }
@@ -193,12 +193,16 @@ impl FeedTaskContext {
             %feed, reason = reason.as_str(), result, upstream_rv = %at, rv = %reached,
             "compared the cache with upstream"
         );
-        let listed = Box::new(initial);
-        match finding {
-            HistoryComparison::Same => HistoryCheckOutcome::Continues,
-            HistoryComparison::Other => HistoryCheckOutcome::Other(listed),
-            HistoryComparison::Later => HistoryCheckOutcome::Unproven(reason, listed),
-        }
+        let evidence = match (finding, reason) {
+            (HistoryComparison::Same, _) => return HistoryCheckOutcome::Continues,
+            (HistoryComparison::Other, _) => "the current state cannot follow from earlier events",
+            // The storage went back, and whether this feed is affected cannot be determined.
+            (HistoryComparison::Later, HistoryCheckReason::StorageRolledBack) => {
+                "storage was restored, and the effect on this resource is unknown"
+            }
+            (HistoryComparison::Later, reason) => return HistoryCheckOutcome::Unproven(reason),
+        };
+        HistoryCheckOutcome::Other(evidence, Box::new(initial))
     }
 
     /// Lists the current state. A proxy may return a version below `cached` although its history is the same. In that

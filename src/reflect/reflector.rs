@@ -245,10 +245,8 @@ impl Reflector {
                     self.set_live();
                     (ReflectorState::Watching { at, stream, resume_marker }, None)
                 }
-                Err((ReflectorStepError::Upstream(error), Some(_))) if error.is_expired() => {
-                    (self.marker_expired(at), None)
-                }
-                Err((ReflectorStepError::Upstream(error), None)) if error.is_expired() => self.expired(at, error),
+                Err((failure, Some(_))) if failure.is_expired() => (self.marker_expired(at), None),
+                Err((failure, None)) if failure.is_expired() => self.expired(at, failure),
                 Err((failure, _)) => (ReflectorState::Listed { at }, Some(failure)),
             },
             ReflectorState::Watching { at, stream, resume_marker } => {
@@ -260,7 +258,7 @@ impl Reflector {
             ReflectorState::Expired { at, window } => match self.relist(at, window).await {
                 Ok(next) => (next, None),
                 // The listed version was compacted in the meantime, so the most recent state is listed.
-                Err(ReflectorStepError::Upstream(error)) if error.is_expired() && window.is_some() => {
+                Err(failure) if failure.is_expired() && window.is_some() => {
                     (ReflectorState::Expired { at, window: None }, None)
                 }
                 Err(failure) => (ReflectorState::Expired { at, window }, Some(failure)),

@@ -19,7 +19,7 @@ fn other_representation() -> UpstreamError {
 fn end(error: UpstreamError) -> Option<FeedEndReason> {
     match classify(error) {
         ReflectorStepError::FeedTerminated(end) => Some(end),
-        ReflectorStepError::Upstream(_) => None,
+        ReflectorStepError::Stream(_) => None,
         other => panic!("{other:?}"),
     }
 }
@@ -98,7 +98,7 @@ async fn each_error_maps_to_one_failure_kind() {
         (ReflectorStepError::Stream(WatchStreamEnd::Closed), "closed_at_once", true),
         (ReflectorStepError::Stream(WatchStreamEnd::IdleTimeout), "idle_timeout", true),
         (ReflectorStepError::OutOfOrder(out_of_order), "out_of_order", false),
-        (ReflectorStepError::Upstream(refused(500)), "refused", false),
+        (refused(500).into(), "refused", false),
     ] {
         assert_eq!((failure.as_str(), failure.is_connection()), (label, is_connection), "{failure}");
     }

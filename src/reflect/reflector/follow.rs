@@ -82,7 +82,7 @@ impl Reflector {
         // Checks that the reopened stream continues our history, unless its first event proves it.
         if resume_marker.is_some() {
             self.history_checks.schedule(HistoryCheckReason::Reopened, REPEATED_MAX, REPEATED_SPREAD);
-        } else if !self.continuity.is_certain() {
+        } else if self.continuity != HistoryContinuity::Certain {
             self.history_checks.schedule(HistoryCheckReason::Reopened, Duration::ZERO, REOPENED_SPREAD);
         }
         let mut transactions = TransactionBuffer::for_resource(&self.upstream.feed.spec.key.gvr);
@@ -196,7 +196,7 @@ impl Reflector {
                 if opened.elapsed() >= ACCEPTED_AFTER {
                     self.relists.end_row();
                 }
-                return Err(if error.is_expired() { self.expired(at, error) } else { listed(error.into()) });
+                return Err(if error.is_expired() { self.expired(at, error.into()) } else { listed(error.into()) });
             }
             Err(ended) => return Err(listed(ended.into())),
         };
@@ -283,19 +283,11 @@ impl Reflector {
                 self.confirm_history();
                 None
             }
-            HistoryCheckOutcome::Other(listed) => {
-                self.discard_rolled_back(at, "the current state cannot follow from earlier events");
+            HistoryCheckOutcome::Other(evidence, listed) => {
+                self.discard_rolled_back(at, evidence);
                 Some(self.begin(HistoryStart::Current, *listed))
             }
-            // The storage went back, and whether this feed is affected cannot be determined.
-            HistoryCheckOutcome::Unproven(HistoryCheckReason::StorageRolledBack, listed) => {
-                self.discard_rolled_back(at, "storage was restored, and the effect on this resource is unknown");
-                Some(self.begin(HistoryStart::Current, *listed))
-            }
-            HistoryCheckOutcome::Unproven(
-                HistoryCheckReason::Suspected | HistoryCheckReason::Reopened | HistoryCheckReason::Unconfirmed,
-                _,
-            ) => None,
+            HistoryCheckOutcome::Unproven(_) => None,
             HistoryCheckOutcome::Failed(reason) => {
                 self.history_checks.schedule(reason, AGAIN, AGAIN);
                 None

@@ -22,10 +22,10 @@ impl Reflector {
     pub(super) fn expired(
         &mut self,
         at: ResourceVersion,
-        error: UpstreamError,
+        failure: ReflectorStepError,
     ) -> (ReflectorState, Option<ReflectorStepError>) {
-        let window = match &error {
-            UpstreamError::Refused(status) => {
+        let window = match failure.error() {
+            Some(UpstreamError::Refused(status)) => {
                 gap_recovery::window_start(&status.message).filter(|window| *window >= at)
             }
             _ => None,
@@ -40,7 +40,7 @@ impl Reflector {
                 self.rests_until = Some(rested);
                 (ReflectorState::Listed { at }, None)
             }
-            RelistPlan::CurrentAfterBackoff => (ReflectorState::Expired { at, window: None }, Some(error.into())),
+            RelistPlan::CurrentAfterBackoff => (ReflectorState::Expired { at, window: None }, Some(failure)),
         }
     }
 

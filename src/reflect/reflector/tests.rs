@@ -88,7 +88,7 @@ impl Hands {
 
     /// Makes upstream unreachable. Returns the wait.
     fn fail(&mut self) -> Duration {
-        let broken = ReflectorStepError::Upstream(UpstreamError::Timeout(Duration::from_secs(1)));
+        let broken = ReflectorStepError::from(UpstreamError::Timeout(Duration::from_secs(1)));
         self.reflector.pause_after(&broken, &mut ReflectorState::Listed { at: BASE })
     }
 
@@ -209,7 +209,7 @@ async fn second_410_in_a_row_relists_the_current_state() {
 #[tokio::test(start_paused = true)]
 async fn first_state_after_a_failed_list_ends_the_interruption() {
     let mut hands = hands();
-    let broken = ReflectorStepError::Upstream(UpstreamError::Timeout(Duration::from_secs(1)));
+    let broken = ReflectorStepError::from(UpstreamError::Timeout(Duration::from_secs(1)));
     hands.reflector.log_interruption(&broken, "initial", Duration::ZERO);
     assert!(hands.reflector.is_interrupted);
     let initial = listed(&hands.feed);
@@ -245,7 +245,7 @@ async fn clean_end_fails_only_an_immediately_closed_empty_stream() {
 #[tokio::test(start_paused = true)]
 async fn backoff_grows_and_resets_after_a_live_stream() {
     let mut hands = hands();
-    let broken = || ReflectorStepError::Upstream(UpstreamError::Timeout(Duration::from_secs(1)));
+    let broken = || ReflectorStepError::from(UpstreamError::Timeout(Duration::from_secs(1)));
     let mut state = ReflectorState::Listed { at: BASE };
     let mut waits = (0..8).map(|_| hands.reflector.pause_after(&broken(), &mut state)).collect::<Vec<_>>();
     assert!(waits[0] >= Duration::from_millis(800) && waits[0] < Duration::from_millis(1_600), "{waits:?}");
@@ -262,7 +262,7 @@ async fn backoff_grows_and_resets_after_a_live_stream() {
 async fn retry_after_is_the_least_delay_and_has_jitter() {
     let refused = |requested| {
         let status = Status::too_many_requests("later", requested);
-        ReflectorStepError::Upstream(UpstreamError::Refused(Box::new(status)))
+        ReflectorStepError::from(UpstreamError::Refused(Box::new(status)))
     };
     let mut state = ReflectorState::Listed { at: BASE };
     for (requested, least, longest) in [(0, 0, 2), (1, 1, 2), (7, 7, 11), (3_600, 30, 45)] {
