@@ -18,9 +18,8 @@
 
 use std::cmp::Ordering;
 
-use super::stream::{StreamItem, WatchStreamEnd};
+use super::stream::StreamItem;
 use crate::cache::{CacheReader, FeedSnapshot, ResumeMarker};
-use crate::wire::ObjectRevision;
 use kubeapi::{ObjectKey, ResourceVersion};
 
 base::labelled_enum! {
@@ -101,12 +100,6 @@ pub(super) fn object_versions(snapshot: &FeedSnapshot) -> impl Iterator<Item = O
     snapshot.iter().map(|object| (&object.key, object.rv))
 }
 
-/// Whether two objects of one key are the same, by version: storage that does not go back assigns each version only
-/// once. Bodies are not compared, because another apiserver release may encode the same object in different bytes.
-pub(super) fn is_same(one: &ObjectRevision, other: &ObjectRevision) -> bool {
-    one.rv == other.rv
-}
-
 /// The degree of certainty that upstream has the history of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum HistoryContinuity {
@@ -134,35 +127,13 @@ impl HistoryContinuity {
     }
 }
 
-/// The evidence in the first item of a stream that should begin with the feed's newest change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ResumeEvidence {
-    /// The first item is the expected change, so upstream continues the history.
-    Continues,
-    /// The stream skips the expected change, so upstream has another history.
-    Contradicts,
-    /// Upstream no longer has the change that the stream should repeat.
-    Expired,
-    /// The stream has ended for another reason, which says nothing about upstream's history.
-    Unknown,
-}
-
-pub(super) fn resume_evidence(
-    resume_marker: &ResumeMarker,
-    item: &Result<StreamItem, WatchStreamEnd>,
-) -> ResumeEvidence {
-    match item {
-        Ok(StreamItem::Change { change, more })
-            if std::iter::once(change).chain(more).any(|change| {
-                resume_marker.is_reported_by(change.event_type, &change.object.key, change.object.rv)
-            }) =>
-        {
-            ResumeEvidence::Continues
-        }
-        Ok(_) => ResumeEvidence::Contradicts,
-        Err(WatchStreamEnd::Failed(error)) if error.code() == Some(410) => ResumeEvidence::Expired,
-        Err(_) => ResumeEvidence::Unknown,
-    }
+/// Whether the first item of a stream is the change that the stream should repeat. If it is not, upstream has another
+/// history.
+pub(super) fn is_repeated(resume_marker: &ResumeMarker, first: &StreamItem) -> bool {
+    let StreamItem::Change { change, more } = first else { return false };
+    std::iter::once(change)
+        .chain(more)
+        .any(|change| resume_marker.is_reported_by(change.event_type, &change.object.key, change.object.rv))
 }
 
 #[cfg(test)]

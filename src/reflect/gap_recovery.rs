@@ -28,7 +28,7 @@ use crate::upstream::UpstreamError;
 use crate::wire::ObjectRevision;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
-use super::continuity::{is_same, merge_join};
+use super::continuity::merge_join;
 use super::initial_state::UpstreamLister;
 use super::stream::{StreamItem, decoded};
 
@@ -47,15 +47,15 @@ pub(super) struct GapObjectDifference {
     pub(super) after: Option<Arc<ObjectRevision>>,
 }
 
-/// Returns the objects that differ, in key order.
+/// Returns the objects that differ, in key order. Versions suffice, because storage that does not go back assigns each
+/// only once. Another apiserver release may encode the same object in different bytes.
 pub(super) fn differences(before: &FeedSnapshot, after: &FeedSnapshot) -> Vec<GapObjectDifference> {
-    let both = merge_join(before.iter(), after.iter(), |before, after| before.key.cmp(&after.key));
-    let differ =
-        both.filter(|(before, after)| !before.zip(*after).is_some_and(|(before, after)| is_same(before, after)));
-    let key = |before: Option<&Arc<ObjectRevision>>, after| Some(before.or(after)?.key.clone());
-    differ
+    let version = |object: Option<&Arc<ObjectRevision>>| object.map(|object| object.rv);
+    merge_join(before.iter(), after.iter(), |before, after| before.key.cmp(&after.key))
+        .filter(|(before, after)| version(*before) != version(*after))
         .filter_map(|(before, after)| {
-            Some(GapObjectDifference { key: key(before, after)?, before: before.cloned(), after: after.cloned() })
+            let key = before.or(after)?.key.clone();
+            Some(GapObjectDifference { key, before: before.cloned(), after: after.cloned() })
         })
         .collect()
 }

@@ -7,7 +7,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::{Mutex, mpsc};
 
-use crate::cache::{FeedEndReason, FeedState};
+use crate::cache::FeedEndReason;
 use crate::feeds::{Feed, FeedRegistry, FeedStartRequest};
 use crate::upstream::UpstreamClient;
 use crate::wire::ObjectReader;
@@ -89,7 +89,7 @@ impl ReflectorSupervisor {
                 upstream.refresh_body_encodings().map(|never| match never {}).boxed(),
                 upstream.backfill_history().map(|never| match never {}).boxed(),
                 checker.run().map(|never| match never {}).boxed(),
-                request_initial_proof(&feed).map(|never| match never {}).boxed(),
+                request_initial_proof(&upstream).map(|never| match never {}).boxed(),
                 idle(&feeds, &feed, &config).map(|()| FeedEndReason::Idle).boxed(),
                 feed.retired().map(|()| FeedEndReason::Outdated).boxed(),
                 feed.reader.over_budget().map(|()| FeedEndReason::OverBudget).boxed(),
@@ -127,9 +127,9 @@ impl Drop for FeedRemovalGuard<'_> {
 ///
 /// Until then, the age of its state is unknown, so a gap could not be mended if the apiserver restarts. On a quiet
 /// resource, upstream's first bookmark may be a minute away.
-async fn request_initial_proof(feed: &Feed) -> Infallible {
-    let _ = feed.reader.watch_state().wait_for(|state| *state == FeedState::Live).await;
-    feed.caught_up().await;
+async fn request_initial_proof(upstream: &FeedTaskContext) -> Infallible {
+    upstream.wait_live().await;
+    upstream.feed.caught_up().await;
     std::future::pending().await
 }
 
@@ -145,7 +145,7 @@ async fn idle(feeds: &FeedRegistry, feed: &Arc<Feed>, config: &Reloadable<Reflec
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::CacheConfig;
+    use crate::cache::{CacheConfig, FeedState};
     use crate::feeds::{FeedKey, FeedScope, FeedSpec};
     use crate::wire::FeedEncoding;
     use kubeapi::Gvr;

@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 use super::{ACCEPTED_AFTER, HistoryStart, Reflector, ReflectorState};
 use crate::cache::{FeedEndReason, FeedState, ObjectChange, ResumeMarker};
 use crate::feeds::FeedTrafficCounts;
-use crate::reflect::continuity::{HistoryContinuity, ResumeEvidence, resume_evidence};
+use crate::reflect::continuity::{HistoryContinuity, is_repeated};
 use crate::reflect::failure::{ReflectorStepError, classify};
 use crate::reflect::history_check::{HistoryCheckOutcome, HistoryCheckReason};
 use crate::reflect::reflector_findings::{ObjectDivergence, ReflectorFinding};
@@ -133,24 +133,25 @@ impl Reflector {
 
     /// Examines the first item of a stream that should begin with the feed's newest change. Returns the next state if
     /// the stream must be abandoned.
-    fn examine(
+    pub(super) fn examine(
         &mut self,
         resume_marker: &ResumeMarker,
         first: &Result<StreamItem, WatchStreamEnd>,
         at: ResourceVersion,
     ) -> Option<ReflectorState> {
-        match resume_evidence(resume_marker, first) {
-            ResumeEvidence::Continues => {
+        match first {
+            Ok(item) if is_repeated(resume_marker, item) => {
                 self.confirm_history();
                 self.record_progress();
                 None
             }
-            ResumeEvidence::Contradicts => {
+            Ok(_) => {
                 self.discard_rolled_back(at, "a watch omits the newest event");
                 Some(ReflectorState::Empty)
             }
-            ResumeEvidence::Expired => Some(self.marker_expired(at)),
-            ResumeEvidence::Unknown => None,
+            Err(WatchStreamEnd::Failed(error)) if error.code() == Some(410) => Some(self.marker_expired(at)),
+            // The stream has ended for another reason, which says nothing about upstream's history.
+            Err(_) => None,
         }
     }
 

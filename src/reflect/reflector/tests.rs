@@ -157,6 +157,23 @@ async fn watch_410_after_long_silence_relists_the_current_state() {
     let Err((ReflectorState::Expired { window: None, .. }, None)) = hands.take(refused, 11) else { panic!("a window") };
 }
 
+/// Upstream no longer has the change that a reopened stream should repeat, but perhaps those after it. Another error
+/// says nothing about the history.
+#[tokio::test(start_paused = true)]
+async fn error_in_place_of_the_repeated_event_gives_up_the_marker_only_if_it_is_410() {
+    let mut hands = hands();
+    hands.reported("a", 11, 10);
+    hands.fail();
+    let marker = hands.feed.reader.resume_marker().expect("there is an event");
+    let failed = hands.error(500, "etcdserver: leader changed");
+    assert!(hands.reflector.examine(&marker, &failed, ResourceVersion(11)).is_none());
+    assert_eq!(hands.reflector.continuity, HistoryContinuity::Doubtful);
+    let gone = hands.error(410, "too old resource version: 10 (15)");
+    let next = hands.reflector.examine(&marker, &gone, ResourceVersion(11));
+    assert!(matches!(next, Some(ReflectorState::Listed { at: ResourceVersion(11) })));
+    assert_eq!(hands.reflector.continuity, HistoryContinuity::Unknown);
+}
+
 /// Events between a list and the next 410.
 type Follows = fn(&mut Hands);
 
