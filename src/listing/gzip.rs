@@ -11,14 +11,12 @@
 //! preceding one. So the events of Secrets after the initial state refer to none, except to those that only this watch
 //! receives at the same time.
 
-mod checksum;
 mod deflate;
 mod frames;
 mod list;
 mod member;
 #[cfg(test)]
 mod tests;
-mod text;
 
 pub(crate) use self::frames::GzipFrames;
 pub(crate) use self::list::GzipList;
@@ -27,7 +25,6 @@ use bytes::{Bytes, BytesMut};
 
 use self::deflate::{deflated, piece, pieces};
 use self::member::GzipMember;
-use self::text::SegmentedBytes;
 
 /// Returns whether the value of `Accept-Encoding` names gzip as the apiserver parses it: the bare token, without a
 /// quality.
@@ -41,7 +38,7 @@ pub(crate) async fn compress(plain: Bytes) -> Bytes {
     for index in 0..pieces(plain.len()) {
         let range = piece(plain.len(), index);
         let made = deflated(&plain[..range.start], &plain[range.clone()], false);
-        member.put(&made, || SegmentedBytes::from_iter([plain.slice(range)]));
+        member.put(&made, || [plain.slice(range)]);
         tokio::task::yield_now().await;
     }
     member.end();

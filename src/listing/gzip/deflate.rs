@@ -31,7 +31,7 @@ use std::cell::RefCell;
 use bytes::Bytes;
 use zlib_rs::{Deflate, DeflateConfig, DeflateFlush, Strategy};
 
-use super::checksum::shift;
+use super::member::shift;
 use crate::cache::DeflatedChunk;
 
 /// The compression level with the best trade-off in the table above.

@@ -5,7 +5,6 @@ use bytes::Bytes;
 
 use super::deflate::{deflated, piece, pieces};
 use super::member::GzipMember;
-use super::text::SegmentedBytes;
 use crate::cache::{CacheReader, EncodedChunkKey, FrameName};
 use crate::listing::cost;
 use crate::listing::scan_pacer::{ScanBudget, YieldPause};
@@ -153,7 +152,7 @@ impl GzipFrames {
                 self.member = GzipMember::begin();
             }
             match made {
-                Some(made) => self.member.put(&made, || SegmentedBytes::from_iter([text.clone()])),
+                Some(made) => self.member.put(&made, || [text.clone()]),
                 None => self.member.put_plain(text.clone()),
             }
             self.last = last;

@@ -1,10 +1,10 @@
+use std::ops::Range;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 
 use super::deflate::{WINDOW_BYTES, deflated, piece, pieces};
 use super::member::GzipMember;
-use super::text::SegmentedBytes;
 use crate::listing::chunk_writer::{ChunkBatchPiece, ListChunkWriter};
 use crate::listing::list_body::{ListSlices, PlainList};
 use crate::listing::page::ChunkBatch;
@@ -35,7 +35,9 @@ enum GzipListStage {
 struct ChunkBatchReader {
     /// The number of chunks that were read.
     chunks: usize,
-    text: SegmentedBytes,
+    slices: Vec<Bytes>,
+    /// The length of the text that the slices form.
+    len: usize,
 }
 
 impl GzipList {
@@ -54,12 +56,12 @@ impl GzipList {
             Some(made) if made.bytes.is_some() => made,
             found => {
                 ready!(self.reading.poll(&mut self.list, batch, cx))?;
-                let text = &self.reading.text;
+                let text = &self.reading;
                 let make = |before: &[u8]| {
-                    let range = piece(text.len(), index);
-                    let own = text.range(range.start.saturating_sub(WINDOW_BYTES)..range.start).to_vec();
+                    let range = piece(text.len, index);
+                    let own = text.bytes(range.start.saturating_sub(WINDOW_BYTES)..range.start);
                     let before = if index == 0 { before } else { own.as_slice() };
-                    deflated(before, &text.range(range).to_vec(), index + 1 == pieces(text.len()))
+                    deflated(before, &text.bytes(range), index + 1 == pieces(text.len))
                 };
                 match found {
                     Some(stored) => stored,
@@ -72,8 +74,8 @@ impl GzipList {
                 }
             }
         };
-        let text = &self.reading.text;
-        self.member.put(&made, || text.range(piece(text.len(), index)));
+        let text = &self.reading;
+        self.member.put(&made, || text.range(piece(text.len, index)));
         if made.is_last {
             self.reading = ChunkBatchReader::default();
             self.stage =
@@ -126,10 +128,26 @@ impl ChunkBatchReader {
             self.chunks += 1;
             let mut skipped = list.skipped(index);
             for slice in plain.iter() {
-                self.text.push(slice.slice(skipped..));
+                self.len += slice.len() - skipped;
+                self.slices.push(slice.slice(skipped..));
                 skipped = 0;
             }
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Returns the part of the text in `range`, without copying it.
+    fn range(&self, range: Range<usize>) -> impl Iterator<Item = Bytes> {
+        let mut end = 0;
+        self.slices.iter().filter_map(move |slice| {
+            let at = end;
+            end += slice.len();
+            let (from, to) = (range.start.clamp(at, end), range.end.clamp(at, end));
+            (from < to).then(|| slice.slice(from - at..to - at))
+        })
+    }
+
+    fn bytes(&self, range: Range<usize>) -> Vec<u8> {
+        self.range(range).collect::<Vec<_>>().concat()
     }
 }

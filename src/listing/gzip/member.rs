@@ -3,8 +3,6 @@ use std::collections::VecDeque;
 use bytes::{Bytes, BytesMut};
 use crc32fast::Hasher;
 
-use super::checksum::combined_crc;
-use super::text::SegmentedBytes;
 use crate::cache::DeflatedChunk;
 
 /// One gzip member (RFC 1952), assembled from separately compressed pieces.
@@ -14,7 +12,8 @@ pub(super) struct GzipMember {
     crc: u32,
     len: u64,
     /// The stored bytes that are not written yet. A stored block begins with its length, and may span several pieces.
-    stored: SegmentedBytes,
+    stored: Vec<Bytes>,
+    stored_len: usize,
     /// Whether stored bytes were put after the last piece that ends with an empty block.
     is_stored: bool,
     out: VecDeque<Bytes>,
@@ -38,7 +37,7 @@ impl GzipMember {
     }
 
     /// Appends a piece to the gzip member. If the piece is stored, `plain` returns its bytes.
-    pub(super) fn put(&mut self, piece: &DeflatedChunk, plain: impl FnOnce() -> SegmentedBytes) {
+    pub(super) fn put<P: IntoIterator<Item = Bytes>>(&mut self, piece: &DeflatedChunk, plain: impl FnOnce() -> P) {
         self.crc = combined_crc(self.crc, piece.crc, piece.shift);
         self.len += piece.len;
         match &piece.bytes {
@@ -57,16 +56,21 @@ impl GzipMember {
         crc.update(&bytes);
         self.crc = crc.finalize();
         self.len += bytes.len() as u64;
-        self.store(SegmentedBytes::from_iter([bytes]));
+        self.store([bytes]);
     }
 
-    fn store(&mut self, plain: SegmentedBytes) {
-        self.stored.extend(plain);
+    fn store(&mut self, plain: impl IntoIterator<Item = Bytes>) {
         self.is_stored = true;
-        while self.stored.len() >= STORED_BYTES_MAX {
-            let rest = self.stored.split_off(STORED_BYTES_MAX);
-            self.flush();
-            self.stored = rest;
+        for mut bytes in plain {
+            while self.stored_len + bytes.len() >= STORED_BYTES_MAX {
+                self.stored.push(bytes.split_to(STORED_BYTES_MAX - self.stored_len));
+                self.stored_len = STORED_BYTES_MAX;
+                self.flush();
+            }
+            if !bytes.is_empty() {
+                self.stored_len += bytes.len();
+                self.stored.push(bytes);
+            }
         }
     }
 
@@ -81,11 +85,11 @@ impl GzipMember {
 
     /// Writes the pending stored block of DEFLATE.
     fn flush(&mut self) {
-        let stored = std::mem::take(&mut self.stored);
-        if stored.len() == 0 {
+        let (stored, len) = (std::mem::take(&mut self.stored), std::mem::take(&mut self.stored_len));
+        if stored.is_empty() {
             return;
         }
-        let len = u16::try_from(stored.len()).expect("no more than a block");
+        let len = u16::try_from(len).expect("no more than a block");
         let mut head = BytesMut::with_capacity(5);
         head.extend_from_slice(&[0]);
         head.extend_from_slice(&len.to_le_bytes());
@@ -129,6 +133,55 @@ impl GzipMember {
 
     /// Whether all output was returned. Then the member holds no buffer.
     pub(super) fn is_drained(&self) -> bool {
-        self.out.is_empty() && self.stored.len() == 0
+        self.out.is_empty() && self.stored.is_empty()
+    }
+}
+
+/// The polynomial of CRC-32 (RFC 1952 §8), with the lowest power in the highest bit.
+const POLYNOMIAL: u32 = 0xedb8_8320;
+/// x^0 in that order of bits.
+const ONE: u32 = 1 << 31;
+
+/// Returns the checksum of two texts together. `shift` is that of the second, so that a shared piece is appended in
+/// constant time.
+fn combined_crc(first: u32, second: u32, shift: u32) -> u32 {
+    product(first, shift) ^ second
+}
+
+/// Returns the factor that appends a text of `len` bytes: x^(8 · len).
+pub(super) fn shift(mut len: u64) -> u32 {
+    let (mut power, mut square) = (ONE, ONE >> 8);
+    while len > 0 {
+        if len & 1 == 1 {
+            power = product(power, square);
+        }
+        square = product(square, square);
+        len >>= 1;
+    }
+    power
+}
+
+/// Returns the product of two polynomials modulo [`POLYNOMIAL`].
+fn product(left: u32, mut right: u32) -> u32 {
+    let mut sum = 0;
+    for power in (0..u32::BITS).rev() {
+        sum ^= right & ((left >> power) & 1).wrapping_neg();
+        right = (right >> 1) ^ ((right & 1).wrapping_neg() & POLYNOMIAL);
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksum_of_pieces_is_that_of_the_whole_text() {
+        let text: Vec<u8> = (0..70_000_u32).map(|at| at.to_le_bytes()[at as usize % 3]).collect();
+        for at in [0, 1, 2, 255, 256, 4_000, 65_536, text.len()] {
+            let (first, second) = text.split_at(at);
+            let (first, crc) = (crc32fast::hash(first), crc32fast::hash(second));
+            assert_eq!(combined_crc(first, crc, shift(second.len() as u64)), crc32fast::hash(&text), "{at}");
+        }
     }
 }

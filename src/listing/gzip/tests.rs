@@ -6,7 +6,6 @@ use bytes::Bytes;
 
 use super::deflate::{WINDOW_BYTES, deflated, piece, pieces};
 use super::member::GzipMember;
-use super::text::SegmentedBytes;
 use super::{compress, is_accepted};
 use base::random;
 
@@ -79,7 +78,7 @@ fn pieces_form_one_member_and_reference_preceding_text() {
         for index in 0..pieces(text.len()) {
             let range = piece(text.len(), index);
             let made = deflated(&before, &text[range.clone()], index + 1 == pieces(text.len()));
-            member.put(&made, || SegmentedBytes::from_iter([Bytes::copy_from_slice(&text[range.clone()])]));
+            member.put(&made, || [Bytes::copy_from_slice(&text[range.clone()])]);
             before.extend_from_slice(&text[range]);
         }
         member.put_plain(Bytes::from_static(b","));
