@@ -14,10 +14,8 @@ pub(crate) mod cost;
 mod cpu_slices;
 pub(crate) mod gzip;
 mod list_body;
-pub(crate) mod object_scan;
 pub(crate) mod page;
 mod scan_pacer;
-pub(crate) mod scan_queue;
 
 pub(crate) use chunk_writer::ListChunkWriter;
 pub(crate) use cpu_slices::CallerCpuSlices;
@@ -26,5 +24,4 @@ pub(crate) use cpu_slices::CpuSlice;
 pub(crate) use gzip::GzipList;
 pub(crate) use list_body::{ListBody, PLAIN_BYTES_MAX, PlainList};
 pub(crate) use page::{ListPageRequest, PageChunks};
-pub(crate) use scan_pacer::{ScanBudget, ScanPacer, YieldPause};
-pub(crate) use scan_queue::{LimitExceeded, ScanQueue};
+pub(crate) use scan_pacer::{LimitExceeded, ScanBudget, ScanPacer, ScanQueue, YieldPause};

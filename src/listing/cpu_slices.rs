@@ -7,8 +7,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::scan_queue::ScanPayer;
 use base::random;
+use kubeapi::FlowDistinguisher;
+
+/// A caller; `None` if callers are not distinguished, so that no per-caller limit applies.
+pub(crate) type ScanPayer = Option<FlowDistinguisher>;
 
 /// Slices for work that polls do for a single client: scans of a watch's history or initial state, expensive selectors,
 /// and the encoding and compression of selections.
@@ -184,7 +187,7 @@ mod tests {
     use super::super::cost;
     use super::super::scan_pacer::ScanBudget;
     use super::*;
-    use kubeapi::{FlowDistinguisher, User};
+    use kubeapi::User;
 
     fn payer(n: usize) -> FlowDistinguisher {
         FlowDistinguisher::from_user(&User { name: n.to_string(), ..User::default() })

@@ -16,7 +16,7 @@ use crate::cache::{CollectionView, FeedSnapshot};
 use crate::feeds::FeedHandle;
 use crate::listing::{
     CallerCpuSlices, GzipList, LimitExceeded, ListBody, ListPageRequest, PlainList, ScanBudget, ScanPacer, ScanQueue,
-    cost, gzip, object_scan, page,
+    cost, gzip, page,
 };
 use crate::serve::activity::metrics;
 use crate::serve::limits::{BufferedResponseBody, PIECE_BYTES_MAX, TOO_SLOW};
@@ -228,7 +228,7 @@ impl ScanScheduler {
         let pacer = self.pacer(request, cost::scan_cost(view, namespaced, state)).await;
         let mut pacer = pacer.map_err(|shed| Box::new(request.context.status(&too_many(shed, retry_seconds))))?;
         let (view, limit) = ((view, namespaced), ReadableNamespaces::COLLECT_MAX);
-        let namespaces = object_scan::namespaces(state, view, start, limit, &mut pacer).await;
+        let namespaces = page::namespaces(state, view, start, limit, &mut pacer).await;
         // Releases the permit, so that other scans do not wait for authorization responses from upstream.
         drop(pacer);
         let reviewed = part.review_all(namespaces.iter().map(|namespace| &**namespace)).await;
