@@ -17,44 +17,27 @@ base::labelled_enum! {
     }
 }
 
-/// The reason that a watch has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WatchEndReason {
-    /// Its timeout expired.
-    Timeout,
-    /// The watch's position left the history, or its feed started a new history: 410.
-    Expired,
-    /// The state that the watch requested did not become available in time: 504.
-    TooLarge,
-    /// Its feed has ended.
-    FeedEnded,
-    /// The feed can no longer be converted to the watch's representation: the client resumes from another feed.
-    NotDerivable,
-    /// The client may not read any more: 403 or 401.
-    Revoked,
-    /// Another build of the apiserver encodes later events, and a downstream proxy must know the build.
-    UpstreamUpgraded,
-    /// The feed ended because the proxy is shutting down.
-    Drained,
-    /// The client closed the watch.
-    ClientClosed,
-    /// The watch was aborted by another part of the proxy, for the given reason.
-    Aborted(&'static str),
-}
-
-impl WatchEndReason {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Timeout => "timeout",
-            Self::Expired => "expired",
-            Self::TooLarge => "too_large",
-            Self::FeedEnded => "feed_ended",
-            Self::NotDerivable => "not_derivable",
-            Self::Revoked => "revoked",
-            Self::UpstreamUpgraded => "upstream_upgraded",
-            Self::Drained => "drained",
-            Self::ClientClosed => "client_closed",
-            Self::Aborted(reason) => reason,
-        }
+base::labelled_enum! {
+    /// The reason that a watch has ended. Another part of the proxy may also abort it, for a reason of its own.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub(crate) enum WatchEndReason {
+        /// Its timeout expired.
+        Timeout = "timeout",
+        /// The watch's position left the history, or its feed started a new history: 410.
+        Expired = "expired",
+        /// The state that the watch requested did not become available in time: 504.
+        TooLarge = "too_large",
+        /// Its feed has ended.
+        FeedEnded = "feed_ended",
+        /// The feed can no longer be converted to the watch's representation: the client resumes from another feed.
+        NotDerivable = "not_derivable",
+        /// The client may not read any more: 403 or 401.
+        Revoked = "revoked",
+        /// Another build of the apiserver encodes later events, and a downstream proxy must know the build.
+        UpstreamUpgraded = "upstream_upgraded",
+        /// The feed ended because the proxy is shutting down.
+        Drained = "drained",
+        /// The client closed the watch.
+        ClientClosed = "client_closed",
     }
 }

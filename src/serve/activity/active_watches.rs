@@ -1,26 +1,23 @@
 //! The open watches and the recent events (ended watches, refusals, forwarded requests) of the debug pages. Only
 //! authorized operators can read these pages. Object contents are never recorded.
 
-mod open_watch;
 mod recent;
-mod user_and_agent;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use dashmap::DashMap;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::cache::LaneObserver;
+use crate::cache::{LaneObserver, PendingEventCount};
 use crate::serve::activity::WatchTransport;
 use crate::wire::Representation;
 use kubeapi::UrlQuery;
 
-use open_watch::{DebugWatchRow, OpenWatchEntry, WatchSortColumn, micros};
-use recent::{RecentRequestLog, RecentRequestRow};
-pub(crate) use user_and_agent::UserAndAgent;
-use user_and_agent::truncated;
+pub(crate) use recent::UserAndAgent;
+use recent::{RecentRequestLog, RecentRequestRow, truncated};
 
 /// The registry of open watches and recent events. Clones share the same data.
 #[derive(Debug, Clone)]
@@ -89,11 +86,10 @@ impl ActiveWatches {
 
     /// Builds rows only for the watches within the limit, because there may be a hundred thousand watches.
     fn watches(&self, filter: &DebugPageFilter) -> WatchesPage {
-        let (created, now) = (self.0.created, Instant::now());
+        let now = self.now();
         let matching = self.0.watches.iter().filter(|entry| filter.matches_watch(entry.value()));
         // Ties are sorted by age, oldest first, so that reloading the page keeps the order.
-        let ranked =
-            matching.map(|entry| (entry.value().rank(filter.sort, created, now), *entry.key(), entry.value().clone()));
+        let ranked = matching.map(|entry| (entry.value().rank(&filter.sort, now), *entry.key(), entry.value().clone()));
         let mut found: Vec<_> = ranked.collect();
         found.sort_unstable_by(|(a, first, _), (b, second, _)| {
             let by_rank = if filter.is_ascending { a.cmp(b) } else { b.cmp(a) };
@@ -101,7 +97,7 @@ impl ActiveWatches {
         });
         let total = found.len();
         found.truncate(filter.limit);
-        let watches: Vec<_> = found.iter().map(|(.., watch)| watch.row(created, now)).collect();
+        let watches: Vec<_> = found.iter().map(|(.., watch)| watch.row(now)).collect();
         WatchesPage { total, omitted: total - watches.len(), watches }
     }
 
@@ -121,9 +117,18 @@ impl ActiveWatches {
         protocol: WatchTransport,
     ) -> ActiveWatchGuard {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
-        let watch = Arc::new(OpenWatchEntry::new(client, follower, representation, protocol, self.0.created.elapsed()));
+        let opened = self.now();
+        let [reported, next, bytes, polled] = std::array::from_fn(|_| AtomicU64::new(0));
+        let watch =
+            OpenWatchEntry { client, follower, representation, protocol, opened, reported, next, bytes, polled };
+        let watch = Arc::new(watch);
         self.0.watches.insert(id, watch.clone());
         ActiveWatchGuard { registry: self.clone(), id, watch }
+    }
+
+    /// Returns the time in microseconds since the registry was created.
+    fn now(&self) -> u64 {
+        u64::try_from(self.0.created.elapsed().as_micros()).unwrap_or(u64::MAX >> 1)
     }
 
     /// Records an error response that the proxy generated.
@@ -140,7 +145,7 @@ impl ActiveWatches {
 impl ActiveWatchGuard {
     /// Records the last version sent, the position of the next event, and whether the watch is idle.
     pub(crate) fn reported(&self, rv: u64, next: u64, is_parked: bool) {
-        let polled = (micros(self.registry.0.created.elapsed()) << 1) | u64::from(is_parked);
+        let polled = (self.registry.now() << 1) | u64::from(is_parked);
         self.watch.reported.store(rv, Ordering::Relaxed);
         self.watch.next.store(next, Ordering::Relaxed);
         self.watch.polled.store(polled, Ordering::Relaxed);
@@ -172,7 +177,7 @@ struct DebugPageFilter {
     resource: Option<String>,
     text: Option<String>,
     limit: usize,
-    sort: WatchSortColumn,
+    sort: String,
     /// Whether the rows are sorted in ascending order.
     is_ascending: bool,
 }
@@ -184,7 +189,7 @@ impl DebugPageFilter {
     fn from_query(query: &UrlQuery) -> Self {
         let text = |name| query.first(name).filter(|text| !text.is_empty()).map(str::to_owned);
         let limit = query.first("limit").and_then(|limit| limit.parse().ok()).unwrap_or(LIMIT_DEFAULT);
-        let sort = query.first("sort").map(WatchSortColumn::from_name).unwrap_or_default();
+        let sort = query.first("sort").unwrap_or_default().to_owned();
         let is_ascending = query.first("order").is_some_and(|order| order == "up");
         let [user, agent, resource, text] = ["user", "agent", "resource", "text"].map(text);
         let text = text.map(|text| text.to_lowercase());
@@ -213,5 +218,158 @@ impl DebugPageFilter {
                 .text
                 .as_ref()
                 .is_none_or(|part| [user, agent, resource].iter().any(|text| text.to_lowercase().contains(part)))
+    }
+}
+
+/// An open watch with the counters of the debug pages.
+struct OpenWatchEntry {
+    client: UserAndAgent,
+    follower: LaneObserver,
+    representation: Representation,
+    protocol: WatchTransport,
+    /// The time at which the watch opened, in microseconds since the registry was created.
+    opened: u64,
+    reported: AtomicU64,
+    next: AtomicU64,
+    /// Only the watch's own [`ActiveWatchGuard`] adds to it.
+    bytes: AtomicU64,
+    /// The time at which the client last polled for frames, in microseconds since the registry was created, shifted
+    /// left by one bit. The lowest bit is set if the watch was idle then.
+    polled: AtomicU64,
+}
+
+/// One row of `/debug/watches`.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DebugWatchRow {
+    user: Option<String>,
+    user_agent: Option<String>,
+    resource: String,
+    namespace: Option<String>,
+    /// The kinds of selector: `none`, `labels`, `fields` or `labels and fields`.
+    selectors: &'static str,
+    representation: &'static str,
+    protocol: &'static str,
+    open_seconds: u64,
+    bytes_sent: u64,
+    /// The last resourceVersion sent to the client.
+    resource_version: String,
+    /// The resourceVersion that the feed has reached.
+    feed_resource_version: String,
+    /// The number of events that match the watch and were not sent yet. If the cursor's position has expired, all
+    /// events in the history count.
+    events_behind: usize,
+    /// Whether `events_behind` is a lower bound, because an exact count would read the whole history.
+    events_behind_is_lower_bound: bool,
+    /// The state of the watch. `idle`: no event is waiting. `sending`: events are waiting, and the client has read
+    /// within the last second. `stalled`: events are waiting, and the client does not read.
+    state: &'static str,
+    /// The number of seconds that the watch has been idle, or its client has not read.
+    state_seconds: u64,
+}
+
+/// The sort key of a watch.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum WatchSortKey {
+    Number(u64, u64),
+    Text(String),
+}
+
+/// The time without reading after which a watch with pending events is reported as stalled.
+const SENDING_MAX: Duration = Duration::from_secs(1);
+
+impl OpenWatchEntry {
+    /// Returns which kinds of selector the watch uses, but not their values.
+    fn selectors(&self) -> &'static str {
+        let selector = self.follower.view().selector();
+        match (selector.labels.is_empty(), selector.fields.is_empty()) {
+            (true, true) => "none",
+            (false, true) => "labels",
+            (true, false) => "fields",
+            (false, false) => "labels and fields",
+        }
+    }
+
+    /// Returns the watched resource and, if there is one, its namespace.
+    fn resource_text(&self) -> String {
+        let resource = self.follower.resource();
+        match self.follower.view().namespace() {
+            Some(namespace) => format!("{resource} in {namespace}"),
+            None => resource,
+        }
+    }
+
+    /// Returns the sort key of the watch for a column of `/debug/watches`. By default, that is the number of pending
+    /// events. Ties are then sorted by the time since the last poll.
+    fn rank(&self, column: &str, now: u64) -> WatchSortKey {
+        let since_poll = u64::MAX - (self.polled.load(Ordering::Relaxed) >> 1);
+        let (user, agent) = self.client.names();
+        let text = |text: Option<&str>| WatchSortKey::Text(text.unwrap_or_default().to_owned());
+        match column {
+            "since" => WatchSortKey::Number(since_poll, 0),
+            "sent" => WatchSortKey::Number(self.bytes.load(Ordering::Relaxed), 0),
+            "open" => WatchSortKey::Number(self.open_seconds(now), 0),
+            "agent" => text(agent),
+            "user" => text(user),
+            "resource" => WatchSortKey::Text(self.resource_text()),
+            _ => WatchSortKey::Number(self.pending().events as u64, since_poll),
+        }
+    }
+
+    fn open_seconds(&self, now: u64) -> u64 {
+        Duration::from_micros(now.saturating_sub(self.opened)).as_secs()
+    }
+
+    fn pending(&self) -> PendingEventCount {
+        self.follower.waiting(self.next.load(Ordering::Relaxed))
+    }
+
+    /// Builds the debug row of the watch as of `now`, in microseconds since the registry was created.
+    fn row(&self, now: u64) -> DebugWatchRow {
+        let polled = self.polled.load(Ordering::Relaxed);
+        let PendingEventCount { events: events_behind, is_lower_bound: events_behind_is_lower_bound } = self.pending();
+        let since = Duration::from_micros(now.saturating_sub(polled >> 1));
+        let state = if polled & 1 == 1 && events_behind == 0 {
+            "idle"
+        } else if since <= SENDING_MAX {
+            "sending"
+        } else {
+            "stalled"
+        };
+        DebugWatchRow {
+            user: self.client.user_name(),
+            user_agent: self.client.agent.as_deref().map(str::to_owned),
+            resource: self.follower.resource(),
+            namespace: self.follower.view().namespace().map(str::to_owned),
+            selectors: self.selectors(),
+            representation: self.representation.as_str(),
+            protocol: self.protocol.as_str(),
+            open_seconds: self.open_seconds(now),
+            bytes_sent: self.bytes.load(Ordering::Relaxed),
+            resource_version: self.reported.load(Ordering::Relaxed).to_string(),
+            feed_resource_version: self.follower.progress().rv.to_string(),
+            events_behind,
+            events_behind_is_lower_bound,
+            state,
+            state_seconds: since.as_secs(),
+        }
+    }
+}
+
+impl std::fmt::Debug for OpenWatchEntry {
+    /// Formats the entry without the user, because only authorized operators may read it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OpenWatchEntry").field("opened", &self.opened).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each open watch has one entry.
+    #[test]
+    fn watch_registry_entry_size_is_bounded() {
+        assert!(size_of::<OpenWatchEntry>() <= 96, "{} bytes", size_of::<OpenWatchEntry>());
     }
 }

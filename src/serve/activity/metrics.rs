@@ -10,11 +10,11 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::feeds::FeedKey;
+use crate::serve::activity::WatchTransport;
 use crate::serve::activity::active_watches::ActiveWatchGuard;
-use crate::serve::activity::{WatchEndReason, WatchTransport};
 use crate::serve::route::ForwardReason;
 use crate::wire::Representation;
-use kubeapi::{Gvr, ResourceVersion};
+use kubeapi::Gvr;
 
 /// The metric handles of watches, shared by all watches with the same labels, because ten thousand watches would each
 /// look up and hold them. A sharded map gains nothing, because there are few kinds and each watch looks up once: a
@@ -45,7 +45,7 @@ pub(crate) struct WatchMetrics {
     handles: Arc<WatchMetricHandles>,
     opened: Instant,
     /// The entry of the watch on the debug pages.
-    active_watch: ActiveWatchGuard,
+    pub(crate) active_watch: ActiveWatchGuard,
 }
 
 /// The counters of the bytes of compressed watches.
@@ -110,24 +110,19 @@ impl WatchMetrics {
         self.active_watch.sent(bytes);
     }
 
-    /// Records the last version sent, the position of the next event, and whether the watch is idle.
-    pub(crate) fn reported(&self, rv: ResourceVersion, next: u64, is_parked: bool) {
-        self.active_watch.reported(rv.0, next, is_parked);
-    }
-
     /// Records that events were passed to the sink. The first of them was applied at `applied`.
     pub(crate) fn delivered(&self, applied: Instant) {
         self.handles.delay.record(applied.elapsed().as_secs_f64());
     }
 
     /// Records the end of the watch in the metrics, the access log and the debug pages.
-    pub(crate) fn ended(&self, end: WatchEndReason) {
-        let (resource, reason, lasted) = (&*self.handles.resource, end.as_str(), self.opened.elapsed());
+    pub(crate) fn ended(&self, reason: &'static str) {
+        let (resource, lasted) = (&*self.handles.resource, self.opened.elapsed());
         tracing::debug!(target: "access", resource, reason, ?lasted, "watch ended");
         self.handles.open.decrement(1.0);
         self.active_watch.ended(reason);
         let mut labels = self.handles.labels.clone();
-        labels.push(Label::new("reason", end.as_str()));
+        labels.push(Label::new("reason", reason));
         counter!("kube_fanout_watches_ended_total", labels).increment(1);
     }
 }

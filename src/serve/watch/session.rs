@@ -243,7 +243,7 @@ impl WatchSession {
                 break Poll::Ready(Some(()));
             }
         };
-        common.metrics.reported(common.last_sent_rv, common.cursor.next(), common.is_parked);
+        common.metrics.active_watch.reported(common.last_sent_rv.0, common.cursor.next(), common.is_parked);
         polled
     }
 
@@ -310,7 +310,7 @@ impl WatchSessionContext {
             WatchSessionState::Last(last) => {
                 let (frame, end) = *last;
                 batch.push(frame);
-                self.metrics.ended(end);
+                self.metrics.ended(end.as_str());
                 Ok((Poll::Ready(1), WatchSessionState::Ended))
             }
             WatchSessionState::Ended => Ok((Poll::Ready(0), WatchSessionState::Ended)),
@@ -493,7 +493,7 @@ impl Drop for WatchSession {
         }
         if !matches!(state, WatchSessionState::Ended) {
             let reason = common.timers.watchdog().abort().reason();
-            common.metrics.ended(reason.map_or(WatchEndReason::ClientClosed, WatchEndReason::Aborted));
+            common.metrics.ended(reason.unwrap_or(WatchEndReason::ClientClosed.as_str()));
         }
     }
 }

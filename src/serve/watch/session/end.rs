@@ -55,7 +55,7 @@ impl WatchSessionContext {
         if let Some(frame) = frame {
             return WatchSessionState::Last(Box::new((frame, end)));
         }
-        self.metrics.ended(end);
+        self.metrics.ended(end.as_str());
         WatchSessionState::Ended
     }
 
