@@ -44,13 +44,15 @@ use crate::feeds::FeedRegistry;
 pub use crate::net::InheritedSockets;
 use crate::net::{self, ListenAddress, Listener, ListenerTls, TlsError};
 use crate::reflect::{self, ReflectorSupervisor};
-use crate::serve::{self, ActiveWatches, AuditLog, HttpFrontend};
+use crate::serve::{self, ActiveWatches, AuditLog, ConcurrencyLimits, HttpFrontend, ServeComponents, SlowReaderReaper};
 use crate::upstream::{
     self, CredentialError, CredentialNames, DocumentRefusalBackoff, ResourceCatalog, UpstreamClient,
     UpstreamCostTotals, UpstreamEndpoints,
 };
 use crate::wire;
-use base::{self, BackgroundTasks, CoreRuntimes, DrainTrigger, DrainWatch, ReadinessTracker, RuntimeHeartbeat};
+use base::{
+    self, BackgroundTasks, CoreRuntimes, DrainTrigger, DrainWatch, ReadinessTracker, Reloadable, RuntimeHeartbeat,
+};
 
 /// The application, listening but not yet accepting connections.
 pub struct BoundApp {
@@ -163,22 +165,22 @@ impl BoundApp {
         tasks.spawn_critical("supervisor", supervisor.run(demands));
         let forwarder = identity::forwarder(config, &client, &costs, &tasks)?;
         let (audit, audit_tasks) = audit(config)?;
-        let frontend = HttpFrontend::new(
-            config.serve.clone(),
-            serve::HttpFrontendDeps {
-                client,
-                forwarder,
-                catalog: retrier.catalog.clone(),
-                feeds: feeds.clone(),
-                authorizer: authorizer.clone(),
-                browsers: settings.browsers.clone(),
-                audit,
-                active_watches,
-                tasks: tasks.clone(),
-                drain: drain.1.clone(),
-                ready: ready.clone(),
-            },
-        );
+        let frontend = HttpFrontend::new(ServeComponents {
+            client,
+            forwarder,
+            catalog: retrier.catalog.clone(),
+            feeds: feeds.clone(),
+            authorizer: authorizer.clone(),
+            browsers: settings.browsers.clone(),
+            concurrency: ConcurrencyLimits::new(&config.serve.limits),
+            slow_readers: SlowReaderReaper::new(config.serve.unread, config.serve.body_max),
+            config: Reloadable::new(config.serve.clone()),
+            audit,
+            active_watches,
+            tasks: tasks.clone(),
+            drain: drain.1.clone(),
+            ready: ready.clone(),
+        });
         Ok(Self {
             listeners,
             ops,

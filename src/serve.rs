@@ -34,10 +34,13 @@ mod tests;
 pub use activity::ActiveWatches;
 pub use activity::metrics::describe;
 pub use audit::{AuditDestination, AuditLog, AuditWriter, source_ips, without_tokens};
-pub use frontend::{HttpFrontend, HttpFrontendDeps, PageAuthorizer};
+pub use frontend::{HttpFrontend, PageAuthorizer};
 pub use limits::{ConcurrencyConfig, SlowReaderLimits};
 pub use read::spec as feed_spec;
 pub use response::ResponseBody;
 pub use route::{CacheCoverage, NotCoveredReason, SensitiveKind};
 pub use serve_config::{ReadConsistency, ReducedReads, ServeConfig, WatchCompression};
 pub use watch::websocket;
+
+pub(crate) use limits::{ConcurrencyLimits, SlowReaderReaper};
+pub(crate) use serve_components::ServeComponents;

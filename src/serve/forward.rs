@@ -37,8 +37,8 @@ use crate::serve::route::ForwardReason;
 use crate::serve::serve_components::ServeComponents;
 use crate::serve::watch::websocket;
 use crate::upstream::{
-    CAUSE, ForwardPoolKind, HOPS, PROXY_ACCEPT_ENCODING, RequestForwarder, RequestIdentity, UpstreamBody,
-    UpstreamError, UpstreamResponseBody,
+    CAUSE, ForwardPoolKind, HOPS, PROXY_ACCEPT_ENCODING, RequestIdentity, UpstreamBody, UpstreamError,
+    UpstreamResponseBody,
 };
 use base::AbortSignal;
 use kubeapi::{FlowDistinguisher, RequestInfo, RequestVerb, Status, UrlQuery};
@@ -63,7 +63,6 @@ const SHARED_ROWS_MAX: usize = 1_000;
 #[derive(Debug)]
 pub(crate) struct ForwardHandler {
     pub(crate) shared: Arc<ServeComponents>,
-    pub(crate) forwarder: Arc<RequestForwarder>,
     pub(crate) coalesced: RequestCoalescer,
 }
 
@@ -148,7 +147,7 @@ impl ForwardHandler {
             }
         });
         // Boxed, because the future has about 3 KB and moving it into another future would double that.
-        let response = Box::pin(self.forwarder.forward(&identity, pool_kind, request));
+        let response = Box::pin(self.shared.forwarder.forward(&identity, pool_kind, request));
         let response = if is_short { self.with_timeout(response).await } else { response.await };
         match response {
             Ok(response) => Ok(self.relay(response, is_short, permit, context)),
@@ -200,15 +199,15 @@ impl ForwardHandler {
             user_agent: context.user_agent.clone(),
         };
         let (request_permit, headers) = (permit.clone(), request.headers().clone());
-        let parts = (self.shared.clone(), self.forwarder.clone());
+        let shared = self.shared.clone();
         let send = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
-            let ((shared, forwarder), identity) = (parts.clone(), identity.clone());
+            let (shared, identity) = (shared.clone(), identity.clone());
             let (request_permit, flow) = (request_permit.clone(), flow.clone());
             let mut request = Request::new(no_body());
             *request.uri_mut() = Uri::from(path.clone());
             request.headers_mut().clone_from(&headers);
             Box::pin(async move {
-                let response = forwarder.forward(&identity, ForwardPoolKind::Short, request).await?;
+                let response = shared.forwarder.forward(&identity, ForwardPoolKind::Short, request).await?;
                 let (status, mut headers) = (response.status(), response.headers().clone());
                 let body = match shared.client.read_at_most(response, SHARED_BYTES_MAX).await {
                     Err(UpstreamError::TooLarge(_)) => return Err(CoalesceError::TooLarge),
@@ -258,7 +257,7 @@ impl ForwardHandler {
             request.headers_mut().remove(name);
         }
         let drain_hold = self.shared.drain.block_end();
-        let response = Box::pin(self.forwarder.forward(identity, ForwardPoolKind::Tunnel, request));
+        let response = Box::pin(self.shared.forwarder.forward(identity, ForwardPoolKind::Tunnel, request));
         let response =
             if *identity == RequestIdentity::Anonymous { self.with_timeout(response).await } else { response.await };
         let mut response = response.map_err(|error| unreachable(&error))?;

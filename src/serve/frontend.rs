@@ -1,8 +1,8 @@
-//! The way of a request through the proxy, in stages. Each stage takes the type that the one before returns:
+//! The way of a request through the proxy, in stages:
 //!
 //! ```text
-//! UnauthenticatedRequest ─screen─► ScreenedRequest ─authenticate─► AuthenticationOutcome ─check_caller─►
-//!     RoutableRequest ─RequestRouter: route, authorize, serve or forward─► response ─record─► ─finish─► response
+//! UnauthenticatedRequest ─screen─► ─authenticate─► caller ─check_caller─► ReadRequest
+//!     ─dispatch: route, authorize, serve or forward─► response ─record─► ─finish─► response
 //! ```
 //!
 //! `screen` and `check_caller` may respond to the request themselves. Of the responses of `screen`, only the audit log
@@ -11,8 +11,6 @@
 mod page_authorizer;
 mod request_router;
 mod self_review;
-mod unauthenticated_request;
-mod wiring;
 
 use std::sync::Arc;
 
@@ -21,56 +19,48 @@ use http::{Method, Request, Response, StatusCode, Version};
 use tokio::time::Instant;
 
 pub use self::page_authorizer::PageAuthorizer;
-pub use self::wiring::HttpFrontendDeps;
 
-use self::request_router::RequestRouter;
-use self::unauthenticated_request::UnauthenticatedRequest;
-use crate::auth::{Caller, ClientConnectionInfo, CrossOriginCheck, GrantError, ReviewRateLimitKey};
+use crate::auth::{Caller, ClientConnectionInfo, GrantError, ReviewRateLimitKey};
 use crate::net::{ConnectionPeer, ListenAddress, PeerAddress, RequestBody};
+use crate::serve::activity::metrics::WatchMetricsRegistry;
 use crate::serve::activity::{UserAndAgent, metrics};
 use crate::serve::audit::{AuditRecord, ServedLocally};
-use crate::serve::peers::health;
-use crate::serve::read::ReadRequest;
+use crate::serve::forward::{ForwardHandler, RequestCoalescer};
+use crate::serve::peers::{DownstreamReviewHandler, health};
+use crate::serve::read::{DiscoveryCache, FeedResolver, ReadHandler, ReadRequest, ScanScheduler};
 use crate::serve::response::{
     AUDIT_ID, REASON, REFUSED_BY, ResponseBody, ResponseContext, auth_refusal, expectation_failed,
     has_unsupported_expect, malformed, new_audit_id, too_many_waiting, unavailable,
 };
 use crate::serve::route::CacheCoverage;
 use crate::serve::serve_components::ServeComponents;
-use crate::serve::serve_config::ServeConfig;
+use crate::serve::serve_config::{ListenerRoles, ServeConfig};
+use crate::serve::watch::WatchOpener;
 use crate::upstream::{SERVED, inspect};
-use base::{ReadinessTracker, Reloadable};
-use kubeapi::{FlowDistinguisher, RequestInfo, RequestInfoError, Status, targets_workload};
+use kubeapi::{FlowDistinguisher, RequestInfo, RequestInfoError, Status, UrlQuery, targets_workload};
 
-/// Receives requests, authenticates their senders, and passes them to the `RequestRouter`.
+/// Receives requests, authenticates their senders, authorizes the requests, and passes each to the part that serves or
+/// forwards it.
 #[derive(Debug)]
 pub struct HttpFrontend {
-    router: RequestRouter,
+    reader: ReadHandler,
+    watches: WatchOpener,
+    forwarding: ForwardHandler,
+    discovery: DiscoveryCache,
+    reviews: DownstreamReviewHandler,
     shared: Arc<ServeComponents>,
-    browsers: Reloadable<CrossOriginCheck>,
-    ready: ReadinessTracker,
 }
 
-/// A request that is addressed to this proxy and unambiguous. Its caller is not authenticated yet.
-struct ScreenedRequest {
-    request: Box<UnauthenticatedRequest>,
-    info: Result<Box<RequestInfo>, RequestInfoError>,
-    /// `None` if the audit log is off or the path cannot be parsed.
-    record: Option<Box<AuditRecord>>,
-}
+/// What was parsed from the method, path and query of a request.
+type ParsedRequestInfo = Result<Box<RequestInfo>, RequestInfoError>;
 
-/// A request whose caller is authenticated, or the reason that it is not. Its audit record has the caller.
-struct AuthenticationOutcome {
-    request: Box<UnauthenticatedRequest>,
-    info: Result<Box<RequestInfo>, RequestInfoError>,
-    caller: Result<Caller, GrantError>,
-}
-
-/// A request that the router may answer. It is not authorized yet.
-enum RoutableRequest {
-    Parsed(Box<ReadRequest>),
-    /// The path names no resource. Upstream rejects the request with its own text.
-    NoResource(Box<UnauthenticatedRequest>, Caller),
+/// A request whose caller is not authenticated yet.
+struct UnauthenticatedRequest {
+    http: Request<RequestBody>,
+    query: Arc<UrlQuery>,
+    context: ResponseContext,
+    received: Instant,
+    listener: ListenerRoles,
 }
 
 /// The properties of a request that the logs state about its response.
@@ -92,6 +82,22 @@ const LISTENER_FULL: &str =
 const LISTENER_FULL_RETRY_SECONDS: u32 = 10;
 
 impl HttpFrontend {
+    /// Creates the frontend and the parts that answer its requests.
+    pub(crate) fn new(shared: ServeComponents) -> Self {
+        let shared = Arc::new(shared);
+        let (config, feeds, drain) = (shared.config.clone(), shared.feeds.clone(), shared.drain.clone());
+        shared.tasks.spawn_critical("slow readers", shared.slow_readers.clone().run(drain.clone()));
+        let (sources, scans) = (Arc::new(FeedResolver::new(config, feeds, drain)), ScanScheduler::new());
+        Self {
+            reader: ReadHandler { shared: shared.clone(), sources: sources.clone(), scans: scans.clone() },
+            watches: WatchOpener { shared: shared.clone(), sources, scans, metrics: WatchMetricsRegistry::default() },
+            forwarding: ForwardHandler { shared: shared.clone(), coalesced: RequestCoalescer::default() },
+            discovery: DiscoveryCache::new(shared.clone()),
+            reviews: DownstreamReviewHandler::new(shared.clone()),
+            shared,
+        }
+    }
+
     /// Applies new settings to later requests; requests in flight are not affected. The node, authorization, body and
     /// unread limits and the freshness timeout keep their initial values.
     pub fn tune(&self, to: &ServeConfig) {
@@ -119,19 +125,27 @@ impl HttpFrontend {
         request.listener = self.shared.config.get().roles(listener);
         async move {
             // Moved, so that they are dropped with the response and not with the future.
-            let (peer, request) = (peer, request);
+            let (peer, mut request) = (peer, request);
             let without_body = request.http.method() == Method::HEAD && request.http.version() == Version::HTTP_2;
             let info = RequestInfo::parse(request.http.method().as_str(), request.http.uri().path(), &request.query);
-            let response = match self.screen(&peer, request, info.map(Box::new)) {
-                Ok(request) => {
-                    let request = self.authenticate(&peer, request).await;
-                    let log = RequestLog::new(&request);
-                    let response = match self.check_caller(&peer, request) {
-                        Ok(RoutableRequest::Parsed(request)) => self.router.dispatch(request).await,
-                        Ok(RoutableRequest::NoResource(request, caller)) => {
-                            Box::pin(self.router.forward_unparsed(request, caller)).await
+            let info = info.map(Box::new);
+            let response = match self.screen(&peer, &mut request, &info) {
+                Ok(record) => {
+                    let caller = self.authenticate(&peer, &mut request, record).await;
+                    let log = RequestLog::new(&request, &caller);
+                    let response = match (self.check_caller(&peer, &request, &info, &caller), info, caller) {
+                        (Err(refusal), ..) => refusal,
+                        (Ok(()), Ok(info), Ok(caller)) => self.dispatch(request.with_caller(caller, info)).await,
+                        (Ok(()), Ok(info), Err(error)) => auth_refusal(&request.context, "", &info, &error),
+                        // For any caller, upstream rejects a path that names no resource, with its own text.
+                        (Ok(()), Err(RequestInfoError::NoResource(_)), caller) => {
+                            Box::pin(self.forward_unparsed(request, caller.unwrap_or(Caller::Anonymous))).await
                         }
-                        Err(refusal) => refusal,
+                        // A path with an invalid escape is not forwarded, because upstream would close the connection.
+                        (Ok(()), Err(RequestInfoError::BadEscape), _) => {
+                            metrics::refused(400);
+                            malformed(request.http.version())
+                        }
                     };
                     self.record(&log, response)
                 }
@@ -141,7 +155,8 @@ impl HttpFrontend {
         }
     }
 
-    /// Checks a request before its caller is authenticated, and creates its audit record.
+    /// Checks a request before its caller is authenticated: it must be addressed to this proxy and unambiguous. Returns
+    /// its audit record; `None` if the audit log is off or the path cannot be parsed.
     ///
     /// # Errors
     /// The response to a request that needs no caller: the refusal of one that is not addressed to this proxy or is
@@ -150,17 +165,17 @@ impl HttpFrontend {
     fn screen(
         &self,
         peer: &ConnectionPeer,
-        mut request: Box<UnauthenticatedRequest>,
-        info: Result<Box<RequestInfo>, RequestInfoError>,
-    ) -> Result<ScreenedRequest, Response<ResponseBody>> {
+        request: &mut UnauthenticatedRequest,
+        info: &ParsedRequestInfo,
+    ) -> Result<Option<Box<AuditRecord>>, Response<ResponseBody>> {
         let record = info.as_ref().ok().filter(|_| self.shared.audit.is_on()).and_then(|info| {
             // The response names the record.
             let id = request.context.audit_id.get_or_insert_with(new_audit_id);
             let head = (request.http.uri(), request.http.headers());
             AuditRecord::new(&self.shared.audit, peer, head, info, id).map(Box::new)
         });
-        match self.respond_without_caller(peer, &request, info.as_deref().ok()) {
-            None => Ok(ScreenedRequest { request, info, record }),
+        match self.respond_without_caller(peer, request, info.as_deref().ok()) {
+            None => Ok(record),
             Some(response) => {
                 peer.connection.authentication_failed();
                 request.context.record = record.map(Arc::from);
@@ -175,7 +190,7 @@ impl HttpFrontend {
         UnauthenticatedRequest { http, context, .. }: &UnauthenticatedRequest,
         info: Option<&RequestInfo>,
     ) -> Option<Response<ResponseBody>> {
-        if let Err(looped) = self.router.forwarding.check_hops(http.headers()) {
+        if let Err(looped) = self.forwarding.check_hops(http.headers()) {
             Some(context.status(&looped))
         } else if let Some(status) = &context.accept_refused {
             Some(context.status(status))
@@ -184,17 +199,22 @@ impl HttpFrontend {
         } else if let Err(ambiguous) = inspect(http.headers()) {
             Some(context.status(&Status::bad_request(ambiguous.to_string())))
         } else if self.is_unauthenticated_port(peer)
-            && let Err(foreign) = self.browsers.get().check(http.uri(), http.headers())
+            && let Err(foreign) = self.shared.browsers.get().check(http.uri(), http.headers())
         {
             Some(context.status(&Status::from_code(403, &foreign.to_string())))
         } else {
-            health(http, info.filter(|_| context.by_proxy)?, &self.ready)
+            health(http, info.filter(|_| context.by_proxy)?, &self.shared.ready)
         }
     }
 
-    /// Authenticates the sender of a request, within the limits on requests that wait for it.
-    async fn authenticate(&self, peer: &ConnectionPeer, request: ScreenedRequest) -> AuthenticationOutcome {
-        let ScreenedRequest { mut request, info, mut record } = request;
+    /// Authenticates the sender of a request, within the limits on requests that wait for it. Completes the audit record
+    /// with the caller.
+    async fn authenticate(
+        &self,
+        peer: &ConnectionPeer,
+        request: &mut UnauthenticatedRequest,
+        mut record: Option<Box<AuditRecord>>,
+    ) -> Result<Caller, GrantError> {
         let caller = {
             let sender = ClientConnectionInfo::from_peer(peer);
             let permits = |party: &ReviewRateLimitKey| -> Result<Box<dyn Send>, GrantError> {
@@ -207,20 +227,21 @@ impl HttpFrontend {
             record.set_caller(caller);
         }
         request.context.record = record.map(Arc::from);
-        AuthenticationOutcome { request, info, caller }
+        caller
     }
 
     /// Charges the connection to the caller, and checks what the caller may not send from it.
     ///
     /// # Errors
-    /// The refusal: there is no slot for the connection, the caller is forbidden to send the request or is not
-    /// authenticated, or the path cannot be parsed.
+    /// The refusal: there is no slot for the connection, or the caller is forbidden to send the request.
     fn check_caller(
         &self,
         peer: &ConnectionPeer,
-        AuthenticationOutcome { request, info, caller }: AuthenticationOutcome,
-    ) -> Result<RoutableRequest, Response<ResponseBody>> {
-        match &caller {
+        request: &UnauthenticatedRequest,
+        info: &ParsedRequestInfo,
+        caller: &Result<Caller, GrantError>,
+    ) -> Result<(), Response<ResponseBody>> {
+        match caller {
             Ok(authenticated @ (Caller::ProxyItself | Caller::Known(_))) => {
                 if !peer.connection.authenticated(authenticated.flow().as_ref().map(FlowDistinguisher::number)) {
                     let no_slot = Status::too_many_requests(LISTENER_FULL, LISTENER_FULL_RETRY_SECONDS);
@@ -232,23 +253,10 @@ impl HttpFrontend {
             // (R-THREAT-14).
             Ok(Caller::Anonymous) | Err(_) => peer.connection.authentication_failed(),
         }
-        if let Ok(caller) = &caller
-            && let Some(reason) = self.rejection(peer, &request.http, &info, caller)
-        {
-            return Err(request.context.status(&Status::from_code(403, &reason)));
-        }
-        match (info, caller) {
-            (Ok(info), Ok(caller)) => Ok(RoutableRequest::Parsed(request.with_caller(caller, info))),
-            (Ok(info), Err(error)) => Err(auth_refusal(&request.context, "", &info, &error)),
-            // For any caller, upstream rejects the request.
-            (Err(RequestInfoError::NoResource(_)), caller) => {
-                Ok(RoutableRequest::NoResource(request, caller.unwrap_or(Caller::Anonymous)))
-            }
-            // A path with an invalid escape is not forwarded, because upstream would close the connection.
-            (Err(RequestInfoError::BadEscape), _) => {
-                metrics::refused(400);
-                Err(malformed(request.http.version()))
-            }
+        let rejected = caller.as_ref().ok().and_then(|caller| self.rejection(peer, &request.http, info, caller));
+        match rejected {
+            Some(reason) => Err(request.context.status(&Status::from_code(403, &reason))),
+            None => Ok(()),
         }
     }
 
@@ -259,12 +267,12 @@ impl HttpFrontend {
         &self,
         peer: &ConnectionPeer,
         request: &Request<RequestBody>,
-        info: &Result<Box<RequestInfo>, RequestInfoError>,
+        info: &ParsedRequestInfo,
         caller: &Caller,
     ) -> Option<String> {
         if caller.has_client_certificate() {
             // A browser adds the client certificate to every request that a page sends.
-            return self.browsers.get().check_site(request.headers()).err().map(|foreign| foreign.to_string());
+            return self.shared.browsers.get().check_site(request.headers()).err().map(|foreign| foreign.to_string());
         }
         let reaches = || match info {
             // Such a request is always rejected.
@@ -327,9 +335,27 @@ impl HttpFrontend {
     }
 }
 
+impl UnauthenticatedRequest {
+    /// Creates the request. It is boxed, because it is moved from one future to the next, and each of them would
+    /// reserve its size twice.
+    fn new(peer: &ConnectionPeer, http: Request<RequestBody>) -> Box<Self> {
+        let received = Instant::now();
+        let query = Arc::new(UrlQuery::parse(http.uri().query().unwrap_or_default()));
+        let context = ResponseContext::from_headers(peer, http.headers(), query.clone());
+        Box::new(Self { http, query, context, received, listener: ListenerRoles::default() })
+    }
+
+    /// Returns the request of an authenticated caller. It takes the boxes, because one whose content is moved out of it
+    /// is freed only with the future that has it.
+    fn with_caller(self: Box<Self>, caller: Caller, info: Box<RequestInfo>) -> Box<ReadRequest> {
+        let Self { http, query, context, received, listener } = *self;
+        Box::new(ReadRequest { http, caller, info: *info, query, context, received, listener })
+    }
+}
+
 impl RequestLog {
-    fn new(AuthenticationOutcome { request, caller, .. }: &AuthenticationOutcome) -> Self {
-        let UnauthenticatedRequest { http, context, received, .. } = &**request;
+    fn new(request: &UnauthenticatedRequest, caller: &Result<Caller, GrantError>) -> Self {
+        let UnauthenticatedRequest { http, context, received, .. } = request;
         let flow = caller.as_ref().ok().and_then(Caller::flow);
         Self {
             method: http.method().clone(),

@@ -4,35 +4,19 @@ use std::time::Duration;
 
 use http::Response;
 
-use super::self_review;
-use super::unauthenticated_request::UnauthenticatedRequest;
+use super::{HttpFrontend, UnauthenticatedRequest, self_review};
 use crate::auth::{Caller, GrantError, ReadPermission};
 use crate::listing::{LimitExceeded, ListPageRequest};
 use crate::serve::audit::AuditDecision;
-use crate::serve::forward::ForwardHandler;
 use crate::serve::peers::DownstreamReviewHandler;
-use crate::serve::read::{DiscoveryCache, NotServable, ReadHandler, ReadRequest, has_visible_part};
+use crate::serve::read::{NotServable, ReadRequest, has_visible_part};
 use crate::serve::response::{
     LIST_RETRY_SECONDS, ResponseBody, put_stale_rules, too_many, too_many_waiting, unavailable,
 };
 use crate::serve::route::{ForwardReason, ReadRoute, ReadRouteInput, check_kind, route};
-use crate::serve::serve_components::ServeComponents;
-use crate::serve::watch::WatchOpener;
 use crate::upstream::{UpstreamResource, is_impersonation};
 use crate::wire::Representation;
 use kubeapi::{Gvr, Status, UrlQuery};
-
-/// Answers the requests that the frontend has admitted: routes each, authorizes it, and passes it to the part that
-/// serves or forwards it.
-#[derive(Debug)]
-pub(super) struct RequestRouter {
-    pub(super) reader: ReadHandler,
-    pub(super) watches: WatchOpener,
-    pub(super) forwarding: ForwardHandler,
-    pub(super) discovery: DiscoveryCache,
-    pub(super) reviews: DownstreamReviewHandler,
-    pub(super) shared: Arc<ServeComponents>,
-}
 
 /// The minimum interval between discovery refreshes caused by unknown resources.
 const REDISCOVER_EVERY: Duration = Duration::from_secs(2);
@@ -41,7 +25,8 @@ const REDISCOVER_MAX: Duration = Duration::from_secs(5);
 /// How many times a request is routed again because its feed has ended. After that, the request is forwarded.
 const REROUTES_MAX: u32 = 2;
 
-impl RequestRouter {
+/// The answers to requests that the frontend has admitted.
+impl HttpFrontend {
     /// Routes a request, authorizes it, and serves or forwards it.
     pub(super) async fn dispatch(&self, mut request: Box<ReadRequest>) -> Response<ResponseBody> {
         let mut reroutes = 0;
