@@ -208,15 +208,11 @@ impl ForwardHandler {
             request.headers_mut().clone_from(&headers);
             Box::pin(async move {
                 let response = shared.forwarder.forward(&identity, ForwardPoolKind::Short, request).await?;
-                let (status, mut headers) = (response.status(), response.headers().clone());
-                let body = match shared.client.read_at_most(response, SHARED_BYTES_MAX).await {
-                    Err(UpstreamError::TooLarge(_)) => return Err(CoalesceError::TooLarge),
-                    body => body?,
-                };
+                let mut response = CoalescedResponse::read(&shared.client, response, SHARED_BYTES_MAX).await?;
                 drop(request_permit);
-                headers.remove(CONTENT_LENGTH);
-                let permit = Some(permit_for(&body, &shared.concurrency, flow.as_ref())?);
-                Ok(CoalescedResponse { status, headers, body, permit })
+                response.headers.remove(CONTENT_LENGTH);
+                response.permit = Some(permit_for(&response.body, &shared.concurrency, flow.as_ref())?);
+                Ok(response)
             })
         };
         match self.coalesced.send(key, &self.shared.tasks, Arc::new(send)).await {

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dashmap::{DashMap, Entry};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::serve::limits::ConcurrencyPermit;
-use crate::upstream::{RequestIdentity, UpstreamError};
+use crate::upstream::{RequestIdentity, UpstreamClient, UpstreamError, UpstreamResponseBody};
 use base::BackgroundTasks;
 
 /// A response from upstream that several requests share.
@@ -32,6 +32,22 @@ pub(crate) enum CoalesceError {
     TooLarge,
     #[error(transparent)]
     Failed(#[from] UpstreamError),
+}
+
+impl CoalescedResponse {
+    /// Reads a response of at most `bytes_max` bytes.
+    pub(crate) async fn read(
+        client: &UpstreamClient,
+        response: Response<UpstreamResponseBody>,
+        bytes_max: usize,
+    ) -> Result<Self, CoalesceError> {
+        let (status, headers) = (response.status(), response.headers().clone());
+        match client.read_at_most(response, bytes_max).await {
+            Ok(body) => Ok(Self { status, headers, body, permit: None }),
+            Err(UpstreamError::TooLarge(_)) => Err(CoalesceError::TooLarge),
+            Err(error) => Err(error.into()),
+        }
+    }
 }
 
 /// Coalesces identical concurrent requests to upstream.

@@ -186,12 +186,7 @@ impl ForwardHandler {
             Box::pin(async move {
                 let (cause, kind) = (UpstreamRequestCause::Forwarded, UpstreamRequestKind::Short);
                 let response = client.open(cause, kind, &path, TABLE_ACCEPT).await?;
-                let (status, headers) = (response.status(), response.headers().clone());
-                let body = match client.read_at_most(response, bytes_max).await {
-                    Err(UpstreamError::TooLarge(_)) => return Err(CoalesceError::TooLarge),
-                    body => body?,
-                };
-                Ok(CoalescedResponse { status, headers, body, permit: None })
+                CoalescedResponse::read(&client, response, bytes_max).await
             })
         };
         let page = self.coalesced.send(key, &self.shared.tasks, Arc::new(send)).await;
