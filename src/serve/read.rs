@@ -8,12 +8,10 @@ mod discovery_cache;
 mod reader;
 mod request;
 mod sources;
-mod timed_response;
 
 pub use sources::spec;
 
-pub(crate) use discovery_cache::DiscoveryCache;
+pub(crate) use discovery_cache::{DiscoveryCache, TimedResponse};
 pub(crate) use reader::{FREE_BYTES_MAX, ReadHandler, ScanScheduler, too_expensive};
-pub(crate) use request::{CacheReadResult, NotServable, ReadRequest, has_visible_part};
+pub(crate) use request::{AuthorizedRead, CacheReadResult, NotServable, ReadRequest, has_visible_part};
 pub(crate) use sources::{FeedRequirements, FeedResolver, FeedWithRenderer, ReadKind};
-pub(crate) use timed_response::TimedResponse;

@@ -11,11 +11,11 @@ use tokio::time::timeout;
 
 use super::coalesce::{CoalesceError, CoalesceKey, CoalescedResponse};
 use super::{ForwardHandler, SHARED_BYTES_MAX, unreachable};
-use crate::auth::{NamespaceAccess, ReadPermission, ReadableNamespaces};
+use crate::auth::{NamespaceAccess, ReadableNamespaces};
 use crate::listing::{ListPageRequest, gzip};
 use crate::serve::activity::metrics;
 use crate::serve::limits::{BufferedResponseBody, ConcurrencyPermit};
-use crate::serve::read::{CacheReadResult, NotServable, ReadRequest};
+use crate::serve::read::{AuthorizedRead, CacheReadResult, NotServable, ReadRequest};
 use crate::serve::response::{ResponseBody, gzipped, unavailable};
 use crate::serve::route::ForwardReason;
 use crate::upstream::{RequestIdentity, UpstreamError, UpstreamRequestCause, UpstreamRequestKind, UpstreamResource};
@@ -60,9 +60,7 @@ impl ForwardHandler {
     /// Returns the rows of a Table LIST whose namespaces the caller may read.
     pub(crate) async fn filtered_table(
         &self,
-        request: &ReadRequest,
-        permission: &ReadPermission,
-        resource: &UpstreamResource,
+        AuthorizedRead { request, permission, resource }: AuthorizedRead<'_>,
         read: ListPageRequest,
     ) -> CacheReadResult {
         let (Some(part), Representation::Table(include)) = (permission.namespaces(), read.representation) else {

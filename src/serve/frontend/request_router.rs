@@ -9,7 +9,7 @@ use crate::auth::{Caller, GrantError, ReadPermission};
 use crate::listing::{LimitExceeded, ListPageRequest};
 use crate::serve::audit::AuditDecision;
 use crate::serve::peers::DownstreamReviewHandler;
-use crate::serve::read::{NotServable, ReadRequest, has_visible_part};
+use crate::serve::read::{AuthorizedRead, NotServable, ReadRequest, has_visible_part};
 use crate::serve::response::{
     LIST_RETRY_SECONDS, ResponseBody, put_stale_rules, too_many, too_many_waiting, unavailable,
 };
@@ -95,19 +95,20 @@ impl HttpFrontend {
             }
             let decision = self.shared.audit.is_on().then(|| AuditDecision::Allowed(permission.reason().clone()));
             // Boxed, so that the future of another request does not reserve room for them: it is copied as it comes.
+            let authorized = AuthorizedRead { request: &request, permission: &permission, resource };
             let served = match route {
                 ReadRoute::Get(read) => {
-                    let mut reading = Box::pin(self.reader.get(&request, &permission, resource, read));
+                    let mut reading = Box::pin(self.reader.get(authorized, read));
                     let served = self.while_waiting(&request.caller, &request.query, reading.as_mut()).await;
-                    served.unwrap_or_else(|shed| Err(shed.into()))
+                    served.map_err(NotServable::from).flatten()
                 }
                 ReadRoute::List(read @ ListPageRequest { representation: Representation::Table(_), .. }) => {
-                    Box::pin(self.forwarding.filtered_table(&request, &permission, resource, read)).await
+                    Box::pin(self.forwarding.filtered_table(authorized, read)).await
                 }
                 ReadRoute::List(read) => {
-                    let mut reading = Box::pin(self.reader.list(&request, &permission, resource, read));
+                    let mut reading = Box::pin(self.reader.list(authorized, read));
                     let served = self.while_waiting(&request.caller, &request.query, reading.as_mut()).await;
-                    served.unwrap_or_else(|shed| Err(shed.into()))
+                    served.map_err(NotServable::from).flatten()
                 }
                 ReadRoute::Watch(read) => Box::pin(self.watches.open(&mut request, permission, resource, read)).await,
             };

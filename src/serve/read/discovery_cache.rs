@@ -28,7 +28,7 @@ use tokio::time::{Instant, timeout};
 use crate::serve::activity::metrics;
 use crate::serve::audit::ServedLocally;
 use crate::serve::limits::{BufferedResponseBody, TOO_SLOW};
-use crate::serve::read::{FREE_BYTES_MAX, ReadRequest, TimedResponse};
+use crate::serve::read::{FREE_BYTES_MAX, ReadRequest};
 use crate::serve::response::{AUDIT_ID, ResponseBody, new_audit_id, put_served};
 use crate::serve::serve_components::ServeComponents;
 use crate::upstream::{CachedDocument, HOPS, ServerBuild, UpstreamError, is_impersonation};
@@ -42,6 +42,14 @@ pub(crate) struct DiscoveryDocumentKey {
     path: String,
     accept: &'static str,
     gzip: bool,
+}
+
+/// A response from upstream that callers share.
+#[derive(Debug, Clone)]
+pub(crate) struct TimedResponse<V> {
+    /// A time before its request was sent.
+    pub(crate) requested_at: Instant,
+    pub(crate) value: V,
 }
 
 /// Serves discovery documents from copies of upstream's.
@@ -61,6 +69,14 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 const VERSION: &str = "/version";
 /// The headers that belong to a discovery document. All others belong to one response.
 const HEADERS: [HeaderName; 5] = [CONTENT_TYPE, CONTENT_ENCODING, CACHE_CONTROL, ETAG, VARY];
+
+impl<V> TimedResponse<V> {
+    /// Returns whether the response comes from a request since `called`, or from memory.
+    pub(crate) fn origin(&self, called: Instant) -> metrics::SharedResponseOrigin {
+        let is_new = self.requested_at >= called;
+        if is_new { metrics::SharedResponseOrigin::Upstream } else { metrics::SharedResponseOrigin::Memory }
+    }
+}
 
 impl DiscoveryCache {
     pub(crate) fn new(shared: Arc<ServeComponents>) -> Self {

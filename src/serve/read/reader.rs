@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::Response;
 
-use super::request::{CacheReadResult, NotServable, ReadRequest};
+use super::request::{AuthorizedRead, CacheReadResult, NotServable, ReadRequest};
 use super::sources::{FeedRequirements, FeedResolver, FeedWithRenderer, ReadKind};
 use crate::auth::{ReadPermission, ReadableNamespaces};
 use crate::cache::{CollectionView, FeedSnapshot};
@@ -23,7 +23,6 @@ use crate::serve::limits::{BufferedResponseBody, PIECE_BYTES_MAX, TOO_SLOW};
 use crate::serve::response::{LIST_RETRY_SECONDS, ResponseBody, ServedFeedStatus, gzipped, put_served, too_many};
 use crate::serve::route::{ForwardReason, RoutedGet};
 use crate::serve::serve_components::ServeComponents;
-use crate::upstream::UpstreamResource;
 use crate::wire::{FeedEncoding, FrameEnvelope};
 use base::half_core_count;
 use kubeapi::{ResourceVersionMatch, Status};
@@ -42,15 +41,10 @@ pub(crate) struct ReadHandler {
 
 impl ReadHandler {
     /// Returns one object.
-    pub(crate) async fn get(
-        &self,
-        request: &ReadRequest,
-        permission: &ReadPermission,
-        resource: &UpstreamResource,
-        read: RoutedGet,
-    ) -> CacheReadResult {
+    pub(crate) async fn get(&self, authorized: AuthorizedRead<'_>, read: RoutedGet) -> CacheReadResult {
+        let AuthorizedRead { request, resource, .. } = authorized;
         let (name, kind) = (Some(read.key.name()), ReadKind::Get(read.version));
-        let need = FeedRequirements::new(request, permission, resource, name, read.representation, kind)?;
+        let need = FeedRequirements::new(authorized, name, read.representation, kind)?;
         let source =
             self.sources.running_source(resource, &need).ok_or(NotServable::Forward(ForwardReason::NotCached))?;
         let feed = &source.feed;
@@ -112,15 +106,10 @@ impl ReadHandler {
     }
 
     /// Returns a page of a collection.
-    pub(crate) async fn list(
-        &self,
-        request: &ReadRequest,
-        permission: &ReadPermission,
-        resource: &UpstreamResource,
-        read: ListPageRequest,
-    ) -> CacheReadResult {
+    pub(crate) async fn list(&self, authorized: AuthorizedRead<'_>, read: ListPageRequest) -> CacheReadResult {
+        let AuthorizedRead { request, permission, resource } = authorized;
         let (name, kind) = (read.view.name(), ReadKind::List(read.plan.version));
-        let need = FeedRequirements::new(request, permission, resource, name, read.representation, kind)?;
+        let need = FeedRequirements::new(authorized, name, read.representation, kind)?;
         let source = self.sources.source(resource, &need).await?;
         let feed = &source.feed;
         let Some(cost) = cost::list_cost(&read.view, resource.namespaced, &feed.reader.snapshot()) else {
@@ -128,18 +117,18 @@ impl ReadHandler {
         };
         self.sources.wait_ready(&source, &need).await?;
         // Boxed, so that a request that waits until then has no room for it.
-        Box::pin(self.list_state(request, permission, resource, source, (read, cost))).await
+        Box::pin(self.list_state(authorized, source, read, cost)).await
     }
 
     /// Lists the objects of the requested state of the feed.
     async fn list_state(
         &self,
-        request: &ReadRequest,
-        permission: &ReadPermission,
-        resource: &UpstreamResource,
+        authorized: AuthorizedRead<'_>,
         source: FeedWithRenderer,
-        (read, cost): (ListPageRequest, usize),
+        read: ListPageRequest,
+        cost: usize,
     ) -> CacheReadResult {
+        let AuthorizedRead { request, permission, .. } = authorized;
         let feed = &source.feed;
         let changes = feed.body_release.changes_before_states();
         let snapshot = match read.plan.version {
@@ -174,7 +163,7 @@ impl ReadHandler {
                 source.refuse(&refused);
                 drop((list_permit, pin, pacer));
                 // The representation is refused permanently, so the recursion ends.
-                return Box::pin(self.list(request, permission, resource, read)).await;
+                return Box::pin(self.list(authorized, read)).await;
             }
         };
         drop(pacer);

@@ -6,7 +6,7 @@ use http_body_util::Either;
 use http2::ReceivedBody;
 use tokio::time::Instant;
 
-use crate::auth::{Authorizer, Caller, GrantError, NamedCallers};
+use crate::auth::{Authorizer, Caller, GrantError, NamedCallers, ReadPermission};
 use crate::listing::LimitExceeded;
 use crate::net::RequestBody;
 use crate::serve::response::{LIST_RETRY_SECONDS, ResponseBody, ResponseContext, auth_refusal, too_many};
@@ -49,6 +49,14 @@ pub(crate) struct ReadRequest {
     pub(crate) context: ResponseContext,
     pub(crate) received: Instant,
     pub(crate) listener: ListenerRoles,
+}
+
+/// A read request for a resource, with the permission for it.
+#[derive(Clone, Copy)]
+pub(crate) struct AuthorizedRead<'a> {
+    pub(crate) request: &'a ReadRequest,
+    pub(crate) permission: &'a ReadPermission,
+    pub(crate) resource: &'a UpstreamResource,
 }
 
 impl ReadRequest {

@@ -5,10 +5,9 @@ mod tests;
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
-use super::request::{NotServable, ReadRequest};
-use crate::auth::ReadPermission;
+use super::request::{AuthorizedRead, NotServable};
 use crate::cache::{FeedEndReason, FeedSnapshot, FeedState};
 use crate::feeds::{
     DerivedRepresentationMode, DerivedRepresentationRefusal as Underived, FeedFreshness, FeedHandle, FeedKey,
@@ -78,9 +77,7 @@ impl<'a> FeedRequirements<'a> {
     /// # Errors
     /// The permission is for other objects.
     pub(crate) fn new(
-        request: &'a ReadRequest,
-        permission: &ReadPermission,
-        resource: &UpstreamResource,
+        AuthorizedRead { request, permission, resource }: AuthorizedRead<'a>,
         name: Option<&str>,
         representation: Representation,
         kind: ReadKind,
@@ -169,6 +166,11 @@ pub(crate) struct FeedWithRenderer {
 }
 
 impl FeedWithRenderer {
+    /// Leaves fields out of what the renderer writes, if the request does not need them.
+    fn new(feed: FeedHandle, renderer: ObjectRenderer, need: &FeedRequirements<'_>) -> Self {
+        Self { feed, renderer: renderer.with_fields_of(need.representation) }
+    }
+
     /// Refuses the representation permanently, because an object of this feed cannot be converted. Later requests use
     /// another feed.
     pub(crate) fn refuse(&self, refused: &TranscodeError) {
@@ -226,14 +228,11 @@ impl FeedResolver {
                 synced => synced?,
             };
             if representation == Representation::verbatim(*encoding) {
-                let renderer = feed.reader.verbatim().clone().with_fields_of(need.representation);
-                return Ok(FeedWithRenderer { feed, renderer });
+                let renderer = feed.reader.verbatim().clone();
+                return Ok(FeedWithRenderer::new(feed, renderer, need));
             }
             match wait_while_running(&feed, deadline, feed.renderings.wait_verified(representation)).await? {
-                Some(Ok(renderer)) => {
-                    let renderer = renderer.with_fields_of(need.representation);
-                    return Ok(FeedWithRenderer { feed, renderer });
-                }
+                Some(Ok(renderer)) => return Ok(FeedWithRenderer::new(feed, renderer, need)),
                 Some(Err(_)) => refused = ForwardReason::NotDerivable,
                 None => return Err(need.syncing_outcome()),
             }
@@ -249,21 +248,18 @@ impl FeedResolver {
     ) -> Option<FeedWithRenderer> {
         let representation = need.representation.full();
         let widest = self.config.get().coverage.scope(resource).ok()?;
-        let source = |feed, renderer: ObjectRenderer| {
-            Some(FeedWithRenderer { feed, renderer: renderer.with_fields_of(need.representation) })
-        };
         encodings(resource, representation).iter().find_map(|encoding| {
             let found = scopes(widest.clone(), need.namespace)
                 .find_map(|scope| self.feeds.find(&key(resource, scope, *encoding), resource.edition.as_ref()));
             let feed = found.filter(|feed| feed.reader.state() != FeedState::Syncing)?;
             if representation == Representation::verbatim(*encoding) {
                 let renderer = feed.reader.verbatim().clone();
-                return source(feed, renderer);
+                return Some(FeedWithRenderer::new(feed, renderer, need));
             }
             // Requests the rendering, so that a later read may use it.
             feed.renderings.request(representation);
             match feed.renderings.mode(representation) {
-                Some(DerivedRepresentationMode::Derived(renderer)) => source(feed, renderer),
+                Some(DerivedRepresentationMode::Derived(renderer)) => Some(FeedWithRenderer::new(feed, renderer, need)),
                 _ => None,
             }
         })
@@ -370,14 +366,12 @@ impl FeedResolver {
         let mut drain = self.drain.clone();
         tokio::select! {
             biased;
-            done = wait => Ok(Some(done)),
-            () = feed.reader.ended() => Err(NotServable::FeedEnded),
+            done = wait_while_running(feed, Instant::now() + max, wait) => done,
             // The proxy that replaces this one may be ready.
             () = drain.started() => {
                 let status = unavailable("the proxy is shutting down; try again");
                 Err(NotServable::Refuse(Box::new(status)))
             }
-            () = sleep(max) => Ok(None),
         }
     }
 }

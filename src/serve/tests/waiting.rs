@@ -2,20 +2,16 @@
 
 use http::Request;
 
-use crate::auth::ReadPermission;
 use crate::listing::ListPageRequest;
 use crate::net::{ListenAddress, RequestBody};
 use crate::serve::frontend::HttpFrontend;
-use crate::serve::read::{ReadHandler, ReadRequest};
-use crate::upstream::UpstreamResource;
+use crate::serve::read::{AuthorizedRead, ReadHandler};
 
 fn future_bytes<'a, A, B, F>(_: impl FnOnce(A, B, &'a ListenAddress, Request<RequestBody>) -> F) -> usize {
     size_of::<F>()
 }
 
-fn list_future_bytes<'a, F>(
-    _: impl FnOnce(&'a ReadHandler, &'a ReadRequest, &'a ReadPermission, &'a UpstreamResource, ListPageRequest) -> F,
-) -> usize {
+fn list_future_bytes<'a, F>(_: impl FnOnce(&'a ReadHandler, AuthorizedRead<'a>, ListPageRequest) -> F) -> usize {
     size_of::<F>()
 }
 

@@ -18,8 +18,8 @@ use crate::serve::activity::{UserAndAgent, WatchEndReason, WatchTransport};
 use crate::serve::audit::ServedLocally;
 use crate::serve::limits::ConcurrencyPermit;
 use crate::serve::read::{
-    CacheReadResult, FeedRequirements, FeedResolver, FeedWithRenderer, NotServable, ReadKind, ReadRequest,
-    ScanScheduler, too_expensive,
+    AuthorizedRead, CacheReadResult, FeedRequirements, FeedResolver, FeedWithRenderer, NotServable, ReadKind,
+    ReadRequest, ScanScheduler, too_expensive,
 };
 use crate::serve::response::{ResponseBody, gzipped, too_many};
 use crate::serve::route::{ForwardReason, RoutedWatch};
@@ -53,9 +53,8 @@ impl WatchOpener {
         mut read: RoutedWatch,
     ) -> CacheReadResult {
         let kind = |read: &RoutedWatch| ReadKind::Watch { start: read.start, timeout_seconds: read.timeout_seconds };
-        let (name, read_request) = (read.view.name(), request as &ReadRequest);
-        let mut need =
-            FeedRequirements::new(read_request, &permission, resource, name, read.representation, kind(&read))?;
+        let authorized = AuthorizedRead { request, permission: &permission, resource };
+        let mut need = FeedRequirements::new(authorized, read.view.name(), read.representation, kind(&read))?;
         if !cost::is_watchable(read.view.selector()) {
             return too_expensive(request, &permission);
         }

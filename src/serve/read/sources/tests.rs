@@ -6,10 +6,11 @@ use http_body_util::Either;
 use http2::ReceivedBody;
 
 use super::*;
-use crate::auth::{Authorizer, Caller};
+use crate::auth::{Authorizer, Caller, ReadPermission};
 use crate::cache::CacheConfig;
 use crate::feeds::FeedStartRequest;
 use crate::net::{ConnectionPeer, DownstreamConnection, PeerAddress};
+use crate::serve::read::ReadRequest;
 use crate::serve::response::ResponseContext;
 use crate::serve::serve_config::{ListenerRoles, ReducedReads};
 use base::{AbortSignal, DrainTrigger};
@@ -198,7 +199,8 @@ fn read_requires_permission_for_its_collection_and_name() {
         let permission = grant.expect("decided without a review").expect("the caller is the proxy");
         let request = read_request(&requested);
         let (json, kind) = (Representation::Object(FeedEncoding::Json), ReadKind::List(ResourceVersionMatch::Any));
-        let need = FeedRequirements::new(&request, &permission, &widgets("uid/1"), name, json, kind);
+        let authorized = AuthorizedRead { request: &request, permission: &permission, resource: &widgets("uid/1") };
+        let need = FeedRequirements::new(authorized, name, json, kind);
         let refused = NotServable::Forward(ForwardReason::PermissionMismatch);
         assert_eq!(need.err(), (!fits).then_some(refused), "{requested} {name:?} with a permission for {permitted}");
     }
