@@ -6,7 +6,6 @@ use std::task::{Context, Poll, ready};
 use bytes::{Bytes, BytesMut};
 use memchr::memchr;
 
-use crate::cache::EncodedChunkKey;
 use crate::listing::ScanBudget;
 use crate::listing::gzip::GzipFrames;
 use crate::serve::activity::WatchTransport;
@@ -14,7 +13,7 @@ use crate::serve::activity::metrics::GzipWatchBytes;
 use crate::serve::audit::AuditRecord;
 use crate::serve::limits::WatchDeadlineTimer;
 use crate::serve::response::WatchFrameSource;
-use crate::serve::watch::session::WatchSession;
+use crate::serve::watch::session::{WatchBatch, WatchSession};
 use crate::wire::FeedEncoding;
 use base::RecordingWaker;
 
@@ -67,14 +66,8 @@ struct GzipWatchState {
 
 thread_local! {
     /// The batch buffer that all watches of a thread share in turn, so that an idle watch keeps no buffer.
-    static BATCH: Cell<WatchBatch> = const { Cell::new((Vec::new(), Vec::new())) };
+    static BATCH: Cell<WatchBatch> = const { Cell::new(WatchBatch::new()) };
 }
-
-/// The frames of a batch, and the keys of those at its beginning that all watches share.
-type WatchBatch = (Vec<Bytes>, Vec<Option<EncodedChunkKey>>);
-
-/// The number of bytes that are pulled at a time. This limits the memory that one client can occupy.
-pub(crate) const BATCH_BYTES: usize = 32 << 10;
 
 impl WatchBody {
     /// Creates the body. With a budget for the work of its own, the watch is compressed.
@@ -132,8 +125,8 @@ impl WatchFrameSource for WatchBody {
                 return Poll::Pending;
             }
             let mut cx = Context::from_waker(self.chunked.as_ref().map_or(cx.waker(), |chunked| chunked.flag.waker()));
-            let (mut batch, mut keys) = BATCH.take();
-            let polled = session.poll_frames(&mut cx, BATCH_BYTES, &mut batch, &mut keys);
+            let mut batch = BATCH.take();
+            let polled = session.poll_frames(&mut cx, &mut batch);
             is_session_polled = true;
             if polled.is_pending()
                 && session.is_parked()
@@ -145,10 +138,10 @@ impl WatchFrameSource for WatchBody {
                 // Frees the session now; only its last frames remain.
                 self.session = None;
             }
-            let chunk = self.queue_batch(&mut batch, &keys);
-            batch.clear();
-            keys.clear();
-            BATCH.set((batch, keys));
+            let chunk = self.queue_batch(&mut batch);
+            batch.frames.clear();
+            batch.keys.clear();
+            BATCH.set(batch);
             if polled.is_pending() || chunk.is_some() {
                 return chunk.map_or(Poll::Pending, |chunk| Poll::Ready(Some(chunk)));
             }
@@ -158,15 +151,16 @@ impl WatchFrameSource for WatchBody {
 
 impl WatchBody {
     /// Queues the frames of a batch. Returns the first bytes to send, unless they are compressed later.
-    fn queue_batch(&mut self, batch: &mut Vec<Bytes>, keys: &[Option<EncodedChunkKey>]) -> Option<Bytes> {
+    fn queue_batch(&mut self, WatchBatch { frames, keys, .. }: &mut WatchBatch) -> Option<Bytes> {
         match (&mut self.gzip, &mut self.chunked) {
             (Some(gzip), _) => {
-                gzip.push(batch, keys);
+                gzip.bytes.before.increment(frames.iter().map(|frame| frame.len() as u64).sum());
+                gzip.frames.push(frames, keys);
                 None
             }
-            _ if batch.is_empty() => None,
-            (None, Some(chunked)) => Some(chunked.events.first_of(batch)),
-            (None, None) => Some(joined(batch)),
+            _ if frames.is_empty() => None,
+            (None, Some(chunked)) => Some(chunked.events.first_of(frames)),
+            (None, None) => Some(joined(frames)),
         }
     }
 }
@@ -175,11 +169,6 @@ impl GzipWatchState {
     fn new(session: &WatchSession, budget: ScanBudget, is_initial_only: bool) -> Self {
         let frames = GzipFrames::new(session.reader().clone(), budget, session.is_of_secrets());
         Self { frames, bytes: session.metrics().gzip_bytes(), is_initial_only, is_session_due: false }
-    }
-
-    fn push(&mut self, batch: &mut Vec<Bytes>, keys: &[Option<EncodedChunkKey>]) {
-        self.bytes.before.increment(batch.iter().map(|frame| frame.len() as u64).sum());
-        self.frames.push(batch, keys);
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {

@@ -7,11 +7,8 @@
 //! ─────────┘
 //! ```
 
-mod end;
 mod initial_events;
-mod named_objects;
 mod namespace_filtered_view;
-mod namespace_view_change;
 mod namespace_visibility;
 #[cfg(test)]
 mod tests;
@@ -23,15 +20,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+pub(crate) use self::initial_events::WatchBatch;
 pub(crate) use self::timers::WatchTimers;
 
-use self::end::WatchExit;
-use self::initial_events::{FrameBatch, InitialEvents, InitialStateSendProgress};
+use self::initial_events::{FrameBatch, InitialEvents};
 use self::namespace_filtered_view::NamespaceFilteredView;
+use self::timers::WatchExit;
 use crate::auth::{ReadPermission, ReadableNamespaces};
 use crate::cache::{
-    CacheReader, CursorStopReason, EncodedChunkKey, EventFilterDecision, FeedCursor, FeedSnapshot, FeedState,
-    ObjectChunk, PullResult,
+    CacheReader, CursorStopReason, EventFilterDecision, FeedCursor, FeedSnapshot, FeedState, ObjectChunk, PullResult,
 };
 use crate::feeds::FeedHandle;
 use crate::listing::ScanBudget;
@@ -216,27 +213,20 @@ impl WatchSession {
         }
     }
 
-    /// Polls the next frames, about `bytes_max` bytes; `None` when the watch has ended. Updates the watch's entry on
-    /// the debug pages. `keys` receives the keys of the frames at the beginning of the batch that all watches share.
-    pub(crate) fn poll_frames(
-        &mut self,
-        cx: &mut Context<'_>,
-        bytes_max: usize,
-        batch: &mut Vec<Bytes>,
-        keys: &mut Vec<Option<EncodedChunkKey>>,
-    ) -> Poll<Option<()>> {
+    /// Polls the next frames; `None` when the watch has ended. Updates the watch's entry on the debug pages.
+    pub(crate) fn poll_frames(&mut self, cx: &mut Context<'_>, batch: &mut WatchBatch) -> Poll<Option<()>> {
         let Self { state, common } = self;
         common.is_parked = false;
         let polled = loop {
             if let WatchSessionState::Ended = state {
                 break Poll::Ready(None);
             }
-            let step = common.step(std::mem::replace(state, WatchSessionState::Ended), cx, bytes_max, batch, keys);
+            let step = common.step(std::mem::replace(state, WatchSessionState::Ended), cx, batch);
             let (polled, next) = step.unwrap_or_else(|exit| (Poll::Ready(0), common.end(exit)));
             *state = next;
             let Poll::Ready(frames) = polled else { break Poll::Pending };
-            if !batch.is_empty() {
-                common.complete(frames, batch);
+            if !batch.frames.is_empty() {
+                common.complete(frames, &mut batch.frames);
                 if let WatchSessionState::Ended = state {
                     common.timers.watchdog().end();
                 }
@@ -296,20 +286,18 @@ impl WatchSessionContext {
         &mut self,
         state: WatchSessionState,
         cx: &mut Context<'_>,
-        bytes_max: usize,
-        batch: &mut Vec<Bytes>,
-        keys: &mut Vec<Option<EncodedChunkKey>>,
+        batch: &mut WatchBatch,
     ) -> WatchSessionStepResult {
         match self.check_end(state, cx)? {
-            WatchSessionState::Initial(initial) => self.send_initial(initial, cx, bytes_max, batch, keys),
+            WatchSessionState::Initial(initial) => self.send_initial(initial, cx, batch),
             WatchSessionState::Row(row) => {
-                batch.push(self.cursor.renderer().frame(EventType::Added, row.body())?);
+                batch.frames.push(self.cursor.renderer().frame(EventType::Added, row.body())?);
                 Ok((Poll::Ready(1), WatchSessionState::Live))
             }
-            WatchSessionState::Live => self.send_events(cx, bytes_max, batch),
+            WatchSessionState::Live => self.send_events(cx, batch),
             WatchSessionState::Last(last) => {
                 let (frame, end) = *last;
-                batch.push(frame);
+                batch.frames.push(frame);
                 self.metrics.ended(end.as_str());
                 Ok((Poll::Ready(1), WatchSessionState::Ended))
             }
@@ -361,57 +349,51 @@ impl WatchSessionContext {
         &mut self,
         mut initial: Box<InitialEvents>,
         cx: &mut Context<'_>,
-        bytes_max: usize,
-        batch: &mut Vec<Bytes>,
-        keys: &mut Vec<Option<EncodedChunkKey>>,
+        batch: &mut WatchBatch,
     ) -> WatchSessionStepResult {
         let Poll::Ready(_slice) = self.scan_budget.poll(cx) else {
             return Ok((Poll::Pending, WatchSessionState::Initial(initial)));
         };
         initial.pin.extend();
         let reader = &self.feed.reader;
-        let mut out = FrameBatch::new(&self.cursor, reader, (bytes_max, self.scan_budget.left()), batch);
-        let Poll::Ready(put) = initial.poll_put(cx, &mut out, keys) else {
+        let mut out = FrameBatch::new(&self.cursor, reader, self.scan_budget.left(), batch);
+        let Poll::Ready(put) = initial.poll_put(cx, &mut out) else {
             return Ok((Poll::Pending, WatchSessionState::Initial(initial)));
         };
-        let (mut frames, portion) = put?;
-        if portion == InitialStateSendProgress::More {
+        let (mut frames, is_last) = put?;
+        if !is_last {
             return Ok((Poll::Ready(frames), WatchSessionState::Initial(initial)));
         }
         self.last_sent_rv = initial.snapshot.rv;
         if self.end_bookmark {
-            batch.push(reader.bookmark(initial.snapshot.rv, true, self.cursor.renderer())?);
+            batch.frames.push(reader.bookmark(initial.snapshot.rv, true, self.cursor.renderer())?);
             frames += 1;
         }
         Ok((Poll::Ready(frames), WatchSessionState::Live))
     }
 
     /// Puts events, or a bookmark that is due. If there are none, the watch waits for its waker.
-    fn send_events(
-        &mut self,
-        cx: &mut Context<'_>,
-        bytes_max: usize,
-        batch: &mut Vec<Bytes>,
-    ) -> WatchSessionStepResult {
+    fn send_events(&mut self, cx: &mut Context<'_>, batch: &mut WatchBatch) -> WatchSessionStepResult {
         let Poll::Ready(slice) = self.scan_budget.poll(cx) else { return Ok((Poll::Pending, WatchSessionState::Live)) };
         if self.partial.is_some() {
-            self.send_visible_namespaces(cx, bytes_max, batch)?;
+            self.send_partial_view(cx, batch)?;
         } else {
-            let (limits, waker) = ((bytes_max, self.scan_budget.left()), Some(cx.waker()));
-            let pull = self.cursor.pull_filtered(None, limits, waker, batch, |_, _| EventFilterDecision::Send);
+            let (limits, waker) = ((batch.bytes_max, self.scan_budget.left()), Some(cx.waker()));
+            let frames = &mut batch.frames;
+            let pull = self.cursor.pull_filtered(None, limits, waker, frames, |_, _| EventFilterDecision::Send);
             self.handle_pull(pull, batch)?;
         }
         drop(slice);
-        if batch.is_empty() && !self.scan_budget.is_used_up() && self.timers.fired(cx).is_none() {
+        if batch.frames.is_empty() && !self.scan_budget.is_used_up() && self.timers.fired(cx).is_none() {
             self.is_parked = true;
             return Ok((Poll::Pending, WatchSessionState::Live));
         }
         // If nothing was put, more events remain to be scanned after other tasks had their turn, or a timer has fired.
-        Ok((Poll::Ready(batch.len()), WatchSessionState::Live))
+        Ok((Poll::Ready(batch.frames.len()), WatchSessionState::Live))
     }
 
     /// Acts on what was pulled. Puts a bookmark that is due if no events are pending.
-    fn handle_pull(&mut self, pull: PullResult, batch: &mut Vec<Bytes>) -> Result<(), WatchExit> {
+    fn handle_pull(&mut self, pull: PullResult, batch: &mut WatchBatch) -> Result<(), WatchExit> {
         match pull {
             PullResult::Frames { last, applied, caught_up } => {
                 self.last_sent_rv = self.last_sent_rv.max(last);
@@ -438,7 +420,7 @@ impl WatchSessionContext {
                 let repeats = due && progress.rv == self.last_sent_rv && self.feed.reader.state() == FeedState::Live;
                 if self.bookmarks && (repeats || (due || announced) && progress.rv > self.last_sent_rv) {
                     self.last_sent_rv = progress.rv;
-                    batch.push(self.bookmark(progress.rv)?);
+                    batch.frames.push(self.bookmark(progress.rv)?);
                 }
             }
             // The feed has ended: the resource is gone, or the proxy may no longer read it. This is not an expired

@@ -27,8 +27,7 @@ use crate::auth::BEARER_PROTOCOL;
 use crate::listing::{ScanBudget, cost};
 use crate::net::{FilteredStream, ReadFilter};
 use crate::serve::response::{ResponseBody, plain};
-use crate::serve::watch::body::BATCH_BYTES;
-use crate::serve::watch::session::WatchSession;
+use crate::serve::watch::session::{WatchBatch, WatchSession};
 use crate::wire::{FeedEncoding, websocket_payload};
 
 /// Whether the request opens a WebSocket, as the apiserver detects it: on HTTP/1.1 only.
@@ -174,9 +173,9 @@ async fn serve_session(
     let Ok(upgraded) = upgrade.await else { return };
     let io = FilteredStream { io: TokioIo::new(upgraded), filter: WebSocketInboundBudget::new() };
     let mut socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(limits())).await;
-    let mut batch = Vec::new();
+    let mut batch = WatchBatch::new();
     let code = loop {
-        batch.clear();
+        batch.frames.clear();
         tokio::select! {
             biased;
             message = poll_fn(|cx| poll_message(cx, &mut socket, &mut scan_budget)) => match message {
@@ -191,11 +190,11 @@ async fn serve_session(
                 Some(Ok(Message::Ping(_))) => if socket.flush().await.is_err() { return },
                 Some(Ok(_)) => {}
             },
-            more = poll_fn(|cx| session.poll_frames(cx, BATCH_BYTES, &mut batch, &mut Vec::new())) => match more {
+            more = poll_fn(|cx| session.poll_frames(cx, &mut batch)) => match more {
                 None => break Some(CloseCode::Normal),
                 Some(()) => {
-                    socket.get_mut().filter.record_sent(batch.len());
-                    if send(&mut socket, encoding, &batch).await.is_err() { return }
+                    socket.get_mut().filter.record_sent(batch.frames.len());
+                    if send(&mut socket, encoding, &batch.frames).await.is_err() { return }
                 }
             },
         }

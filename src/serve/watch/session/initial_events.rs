@@ -38,7 +38,7 @@ struct SharedInitialFrames {
 }
 
 /// The number of frames that were put into a batch, and whether they are the last.
-type FrameProgress = (usize, InitialStateSendProgress);
+type FrameProgress = (usize, bool);
 
 impl InitialEvents {
     pub(super) fn new(snapshot: FeedSnapshot, pin: TimedSnapshotPin) -> Self {
@@ -76,23 +76,20 @@ impl InitialEvents {
         Self { encoding, ..self }
     }
 
-    /// Appends about `bytes_max` bytes of frames to an empty batch. It puts at least one frame or one piece of a chunk,
-    /// unless the scan budget is used up first. `keys` receives the key of each piece of a chunk.
+    /// Appends frames to an empty batch until it is full. It puts at least one frame or one piece of a chunk, unless
+    /// the scan budget is used up first. The batch receives the key of each piece of a chunk.
     pub(super) fn poll_put(
         &mut self,
         cx: &mut Context<'_>,
         out: &mut FrameBatch<'_>,
-        keys: &mut Vec<Option<EncodedChunkKey>>,
     ) -> Poll<Result<FrameProgress, TranscodeError>> {
         match &mut self.encoding {
-            InitialEventsEncoding::Chunks(shared) => shared.poll_put(cx, out, keys),
+            InitialEventsEncoding::Chunks(shared) => shared.poll_put(cx, out.batch),
             InitialEventsEncoding::Frames { next } => {
                 let more = out.put(&self.snapshot, out.cursor.view(), next, FrameBatch::added)?;
-                let portion = more.map_or(InitialStateSendProgress::Last, |key| {
-                    *next = key;
-                    InitialStateSendProgress::More
-                });
-                Poll::Ready(Ok((out.batch.len(), portion)))
+                let is_last = more.is_none();
+                *next = more.unwrap_or_default();
+                Poll::Ready(Ok((out.batch.frames.len(), is_last)))
             }
         }
     }
@@ -102,18 +99,16 @@ impl SharedInitialFrames {
     fn poll_put(
         &mut self,
         cx: &mut Context<'_>,
-        out: &mut FrameBatch<'_>,
-        keys: &mut Vec<Option<EncodedChunkKey>>,
+        batch: &mut WatchBatch,
     ) -> Poll<Result<FrameProgress, TranscodeError>> {
-        let FrameBatch { bytes_max, batch, .. } = out;
         let (mut frames, mut bytes) = (0, 0);
         ready!(self.pause.poll(cx));
         while self.index < self.chunks.len() {
             let plain = match &self.plain {
                 Some(plain) => plain,
                 None => match self.writer.poll_plain(&self.chunks, self.index, cx) {
-                    Poll::Pending if !batch.is_empty() => {
-                        return Poll::Ready(Ok((frames, InitialStateSendProgress::More)));
+                    Poll::Pending if !batch.frames.is_empty() => {
+                        return Poll::Ready(Ok((frames, false)));
                     }
                     polled => {
                         if self.writer.has_worked() {
@@ -128,55 +123,66 @@ impl SharedInitialFrames {
                 continue;
             };
             // A piece that is alone in a batch is not copied.
-            if !batch.is_empty() && bytes + piece.len() > *bytes_max {
-                return Poll::Ready(Ok((frames, InitialStateSendProgress::More)));
+            if !batch.frames.is_empty() && bytes + piece.len() > batch.bytes_max {
+                return Poll::Ready(Ok((frames, false)));
             }
             if self.piece == 0 {
                 frames += self.chunks.chunk(self.index).lengths.items;
             }
             bytes += piece.len();
-            batch.push(piece.clone());
-            keys.push(self.writer.key_of_added(&self.chunks, self.index, self.piece));
+            batch.frames.push(piece.clone());
+            batch.keys.push(self.writer.key_of_added(&self.chunks, self.index, self.piece));
             self.piece += 1;
         }
         // A bookmark follows the last frame. It gets its own batch if this one must not be copied.
-        Poll::Ready(Ok((
-            frames,
-            if bytes > *bytes_max { InitialStateSendProgress::More } else { InitialStateSendProgress::Last },
-        )))
+        Poll::Ready(Ok((frames, bytes <= batch.bytes_max)))
     }
 }
 
-/// The progress of a state that is sent in portions, each of a limited size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum InitialStateSendProgress {
-    /// More portions of the state follow.
-    More,
-    /// This was the last portion of the state.
-    Last,
+/// The frames that a poll of a watch puts.
+#[derive(Debug)]
+pub(crate) struct WatchBatch {
+    pub(crate) frames: Vec<Bytes>,
+    /// The keys of the frames at the beginning that all watches share.
+    pub(crate) keys: Vec<Option<EncodedChunkKey>>,
+    /// The approximate number of bytes to put at a time. It limits the memory that one client can occupy.
+    pub(crate) bytes_max: usize,
 }
 
 /// The batch that receives the frames of a state, and its limits.
 pub(super) struct FrameBatch<'a> {
     pub(super) cursor: &'a FeedCursor,
     pub(super) reader: &'a CacheReader,
-    bytes_max: usize,
     /// The bytes of the frames in the batch.
     bytes: usize,
     /// The remaining budget for scanning objects.
     scan_budget: &'a mut usize,
-    pub(super) batch: &'a mut Vec<Bytes>,
+    pub(super) batch: &'a mut WatchBatch,
+}
+
+impl WatchBatch {
+    pub(crate) const BYTES_MAX: usize = 32 << 10;
+
+    pub(crate) const fn new() -> Self {
+        Self { frames: Vec::new(), keys: Vec::new(), bytes_max: Self::BYTES_MAX }
+    }
+}
+
+impl Default for WatchBatch {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl<'a> FrameBatch<'a> {
     pub(super) fn new(
         cursor: &'a FeedCursor,
         reader: &'a CacheReader,
-        (bytes_max, scan_budget): (usize, &'a mut usize),
-        batch: &'a mut Vec<Bytes>,
+        scan_budget: &'a mut usize,
+        batch: &'a mut WatchBatch,
     ) -> Self {
-        let bytes = batch.iter().map(Bytes::len).sum();
-        Self { cursor, reader, bytes_max, bytes, scan_budget, batch }
+        let bytes = batch.frames.iter().map(Bytes::len).sum();
+        Self { cursor, reader, bytes, scan_budget, batch }
     }
 
     /// Puts the matching objects of a view as frames, from the key `start` on. If the batch is full or the scan budget
@@ -228,7 +234,7 @@ impl<'a> FrameBatch<'a> {
     }
 
     fn has_room(&self) -> bool {
-        *self.scan_budget > 0 && (self.batch.is_empty() || self.bytes < self.bytes_max)
+        *self.scan_budget > 0 && (self.batch.frames.is_empty() || self.bytes < self.batch.bytes_max)
     }
 
     fn push(&mut self, frame: Option<Bytes>) {
@@ -237,7 +243,7 @@ impl<'a> FrameBatch<'a> {
             *self.scan_budget = self.scan_budget.saturating_sub(cost::DERIVED);
         }
         self.bytes += frame.len();
-        self.batch.push(frame);
+        self.batch.frames.push(frame);
     }
 
     /// Returns an object as an ADDED event.

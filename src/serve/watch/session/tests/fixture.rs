@@ -27,7 +27,7 @@ use crate::serve::limits::{
     ConcurrencyConfig, ConcurrencyLimits, ConcurrencyPermit, SlowReaderLimits, SlowReaderReaper,
 };
 use crate::serve::read::FeedWithRenderer;
-use crate::serve::watch::session::{WatchOptions, WatchSession, WatchTimers};
+use crate::serve::watch::session::{WatchBatch, WatchOptions, WatchSession, WatchTimers};
 use crate::upstream::{ResourceOrigin, UpstreamResource};
 use crate::wire::{FeedEncoding, JsonLayout, ObjectReader, ObjectRenderer, ObjectRevision, Representation, WatchItem};
 use base::{AbortSignal, DrainTrigger, DrainWatch};
@@ -273,17 +273,17 @@ impl Client {
 
     /// Returns the next pieces as the sink receives them.
     pub(super) fn pieces(&mut self, bytes_max: usize) -> Vec<Bytes> {
-        let mut batch = Vec::new();
+        let mut batch = WatchBatch { bytes_max, ..WatchBatch::new() };
         let waker = Waker::from(self.wakes.clone());
-        let _ = self.session.poll_frames(&mut Context::from_waker(&waker), bytes_max, &mut batch, &mut Vec::new());
-        batch
+        let _ = self.session.poll_frames(&mut Context::from_waker(&waker), &mut batch);
+        batch.frames
     }
 
     pub(super) fn poll(&mut self, bytes_max: usize) -> Poll<Option<Vec<String>>> {
-        let mut batch = Vec::new();
+        let mut batch = WatchBatch { bytes_max, ..WatchBatch::new() };
         let waker = Waker::from(self.wakes.clone());
-        let polled = self.session.poll_frames(&mut Context::from_waker(&waker), bytes_max, &mut batch, &mut Vec::new());
-        let frames: Vec<_> = batch.iter().map(said).collect();
+        let polled = self.session.poll_frames(&mut Context::from_waker(&waker), &mut batch);
+        let frames: Vec<_> = batch.frames.iter().map(said).collect();
         assert_eq!(frames.is_empty(), polled != Poll::Ready(Some(())), "{polled:?} with {frames:?}");
         polled.map(|more| more.map(|()| frames))
     }

@@ -10,7 +10,7 @@ use super::fixture::{Client, ROOM, Stage, TERMS, WATCH_LIST, app_x, pass, pass_m
 use crate::cache::{CacheConfig, CollectionView, WatchStartPosition};
 use crate::listing::gzip::GzipFrames;
 use crate::listing::{CallerCpuSlices, ScanBudget};
-use crate::serve::watch::session::WatchOptions;
+use crate::serve::watch::session::{WatchBatch, WatchOptions};
 use kubeapi::{LabelSelector, ResourceVersion, Selector};
 
 const PODS: [(&str, &str, u64); 4] = [("q", "y", 5), ("p", "x", 9), ("s", "x", 3), ("r", "x", 7)];
@@ -190,19 +190,19 @@ async fn initial_state_chunks_are_shared_between_watches() {
 async fn compressed(client: &mut Client, mut frames: GzipFrames) -> (Vec<u8>, Vec<Bytes>) {
     let (mut plain, mut sent, mut pieces) = (Vec::new(), Vec::new(), Vec::new());
     loop {
-        let (mut batch, mut keys) = (Vec::new(), Vec::new());
-        let polled = poll_fn(|cx| match client.session.poll_frames(cx, ROOM, &mut batch, &mut keys) {
+        let mut batch = WatchBatch { bytes_max: ROOM, ..WatchBatch::new() };
+        let polled = poll_fn(|cx| match client.session.poll_frames(cx, &mut batch) {
             Poll::Pending if client.session.is_parked() => Poll::Ready(None),
             polled => polled.map(Some),
         });
         if polled.await.is_none() {
             break;
         }
-        plain.extend(batch.concat());
-        frames.push(&mut batch, &keys);
+        plain.extend(batch.frames.concat());
+        frames.push(&mut batch.frames, &batch.keys);
         while let Some(bytes) = poll_fn(|cx| frames.poll(cx)).await {
             sent.extend_from_slice(&bytes);
-            pieces.extend(Some(bytes).filter(|_| !keys.is_empty()));
+            pieces.extend(Some(bytes).filter(|_| !batch.keys.is_empty()));
         }
     }
     let (mut inflate, mut text) = (Decompress::new(false), Vec::with_capacity(plain.len() + 1));
