@@ -14,7 +14,6 @@
 //!   refused instead.
 //! - No record contains a credential or the content of an object.
 
-mod event;
 mod queue;
 mod record;
 #[cfg(test)]

@@ -1,5 +1,6 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
+use crate::listing::LimitExceeded;
 use crate::serve::activity::metrics;
 use crate::serve::limits::{ConcurrencyPermit, PermitPool};
 use kubeapi::FlowDistinguisher;
@@ -28,10 +30,7 @@ pub(super) struct AuditQueue {
 }
 
 /// The error of a full audit queue: the writer does not keep up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the audit log queue is full, so the request cannot be recorded")]
-pub(super) struct AuditQueueFull;
-
+pub(super) const QUEUE_FULL: LimitExceeded = LimitExceeded("audit records");
 /// The maximum number of queued records: about one second of heavy read traffic.
 pub(super) const RECORDS_MAX: usize = 16_384;
 /// The maximum size of the queued records. A request target alone can have 64 KiB.
@@ -73,17 +72,16 @@ impl AuditLog {
 impl AuditQueue {
     pub(super) fn new(records_max: usize, bytes_max: usize) -> (Self, mpsc::Receiver<QueuedAuditRecord>) {
         let (lines, waiting) = mpsc::channel(records_max);
-        let bytes = Arc::new(PermitPool::new("audit records", SMALL_USE));
+        let bytes = Arc::new(PermitPool::new(QUEUE_FULL.0, SMALL_USE));
         bytes.resize(bytes_max, bytes_max.div_ceil(2));
         (Self { lines, bytes, record_bytes_min: bytes_max / records_max }, waiting)
     }
 
     /// Queues a record of the user `flow`; `None` if all callers share one identity.
-    pub(super) fn put(&self, flow: Option<&FlowDistinguisher>, text: Vec<u8>) -> Result<(), AuditQueueFull> {
-        let bytes = self.bytes.acquire_many(flow, text.len().max(self.record_bytes_min)).map_err(|_| AuditQueueFull);
-        let put = bytes.and_then(|bytes| {
-            self.lines.try_send(QueuedAuditRecord { text, _bytes: bytes }).map_err(|_| AuditQueueFull)
-        });
+    pub(super) fn put(&self, flow: Option<&FlowDistinguisher>, text: Vec<u8>) -> Result<(), LimitExceeded> {
+        let bytes = self.bytes.acquire_many(flow, text.len().max(self.record_bytes_min));
+        let put = bytes
+            .and_then(|bytes| self.lines.try_send(QueuedAuditRecord { text, _bytes: bytes }).map_err(|_| QUEUE_FULL));
         if put.is_err() {
             metrics::records("dropped", 1);
         }
@@ -115,9 +113,10 @@ pub(super) struct QueuedAuditRecord {
 }
 
 #[derive(Debug)]
-enum AuditOutput {
-    Stdout(io::Stdout),
-    File { path: PathBuf, file: File },
+struct AuditOutput {
+    /// The path of the file; `None` for standard output.
+    path: Option<PathBuf>,
+    file: File,
 }
 
 /// The maximum number of records per write.
@@ -127,21 +126,22 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 impl AuditWriter {
     pub(super) fn open(destination: AuditDestination, lines: mpsc::Receiver<QueuedAuditRecord>) -> io::Result<Self> {
-        let output = match destination {
-            AuditDestination::Stdout => AuditOutput::Stdout(io::stdout()),
+        let (path, file) = match destination {
+            AuditDestination::Stdout => (None, io::stdout().as_fd().try_clone_to_owned()?.into()),
             AuditDestination::File(path) => {
                 let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-                AuditOutput::File { file: open(&path).map_err(named)?, path }
+                let file = open(&path).map_err(named)?;
+                (Some(path), file)
             }
         };
-        Ok(Self { lines, output })
+        Ok(Self { lines, output: AuditOutput { path, file } })
     }
 
     /// Writes records until all senders are dropped. While writing fails, the queue fills up.
     pub async fn run(self) {
         let Self { mut lines, mut output } = self;
         metrics::audit_failing(false);
-        let file = output.name();
+        let file = output.path.as_ref().map_or("-".to_owned(), |path| path.display().to_string());
         let mut batch = Vec::with_capacity(BATCH_MAX);
         while lines.recv_many(&mut batch, BATCH_MAX).await > 0 {
             let (mut rest, mut is_failing) = (None, false);
@@ -182,41 +182,23 @@ fn joined(batch: &[QueuedAuditRecord]) -> Vec<u8> {
 }
 
 impl AuditOutput {
-    /// Returns the name of the output for the log.
-    fn name(&self) -> String {
-        match self {
-            Self::Stdout(_) => "-".to_owned(),
-            Self::File { path, .. } => path.display().to_string(),
-        }
-    }
-
     /// Writes `lines`, and removes the bytes that were written.
     fn write(&mut self, lines: &mut Vec<u8>) -> io::Result<()> {
-        match self {
-            Self::Stdout(stdout) => {
-                write(stdout, lines)?;
-                stdout.flush()
-            }
-            Self::File { path, file } => {
-                if !is_at(file, path)? {
-                    *file = open(path)?;
-                }
-                write(file, lines)
+        if let Some(path) = &self.path
+            && !is_at(&self.file, path)?
+        {
+            self.file = open(path)?;
+        }
+        while !lines.is_empty() {
+            match self.file.write(lines) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => drop(lines.drain(..written)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
+        Ok(())
     }
-}
-
-fn write(to: &mut impl Write, lines: &mut Vec<u8>) -> io::Result<()> {
-    while !lines.is_empty() {
-        match to.write(lines) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(written) => drop(lines.drain(..written)),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 fn open(path: &Path) -> io::Result<File> {

@@ -4,14 +4,15 @@ use std::sync::{Arc, OnceLock};
 
 use http::{HeaderMap, HeaderValue, Response, Uri};
 use k8s_openapi::jiff::Timestamp;
+use serde::{Serialize, Serializer};
 
 use super::AuditLog;
-use super::event::{AuditEvent, AuditEventStage, AuditOutcome, ObjectReference};
-use super::queue::{AuditQueue, AuditQueueFull};
+use super::queue::AuditQueue;
 use crate::auth::Caller;
+use crate::listing::LimitExceeded;
 use crate::net::{ConnectionPeer, PeerAddress};
 use crate::serve::route::SensitiveKind;
-use kubeapi::{FlowDistinguisher, RequestInfo, Status, User};
+use kubeapi::{FlowDistinguisher, RequestInfo, Status, StatusDetails, User};
 
 /// The audit record of one request. Dropping the last clone records the end of a watch.
 pub(crate) struct AuditRecord {
@@ -132,7 +133,7 @@ impl AuditRecord {
         self.info.group.is_empty() && self.info.resource == SensitiveKind::Secrets.as_str()
     }
 
-    fn enqueue(&self, stage: AuditEventStage, audited: &AuditedResponse) -> Result<(), AuditQueueFull> {
+    fn enqueue(&self, stage: AuditEventStage, audited: &AuditedResponse) -> Result<(), LimitExceeded> {
         let event = self.event(stage, now(), audited);
         let line = event.to_line();
         let flow = self.flow.as_ref();
@@ -247,7 +248,7 @@ pub fn source_ips(headers: &HeaderMap, address: PeerAddress) -> Vec<IpAddr> {
 /// The maximum number of addresses from `X-Forwarded-For`.
 const SOURCES_MAX: usize = 64;
 
-fn json_bytes(value: &impl serde::Serialize) -> usize {
+fn json_bytes(value: &impl Serialize) -> usize {
     serde_json::to_vec(value).expect("texts always serialize").len()
 }
 
@@ -261,6 +262,116 @@ fn truncated_to(text: &str, bytes_max: usize) -> String {
     }
     let end = (0..=bytes_max).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     format!("{}{TRUNCATED}", &text[..end])
+}
+
+/// An `audit.k8s.io/v1` event. Members have the apiserver's order and are omitted under the same conditions.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct AuditEvent<'a> {
+    kind: &'static str,
+    api_version: &'static str,
+    level: &'static str,
+    #[serde(rename = "auditID")]
+    audit_id: &'a str,
+    stage: AuditEventStage,
+    #[serde(rename = "requestURI")]
+    request_uri: &'a str,
+    verb: &'a str,
+    /// Empty for an unknown user and for the proxy itself.
+    user: &'a User,
+    #[serde(rename = "sourceIPs", skip_serializing_if = "<[_]>::is_empty")]
+    source_ips: &'a [IpAddr],
+    #[serde(skip_serializing_if = "str::is_empty")]
+    user_agent: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    object_ref: Option<ObjectReference<'a>>,
+    response_status: AuditOutcome<'a>,
+    #[serde(serialize_with = "micros")]
+    request_received_timestamp: Timestamp,
+    #[serde(serialize_with = "micros")]
+    stage_timestamp: Timestamp,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    annotations: BTreeMap<&'static str, &'a str>,
+}
+
+/// The stage of the request that an event describes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+enum AuditEventStage {
+    /// The response of a watch has started.
+    ResponseStarted,
+    ResponseComplete,
+}
+
+/// The object or collection that an audited request names.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ObjectReference<'a> {
+    #[serde(skip_serializing_if = "str::is_empty")]
+    resource: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    namespace: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    name: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    api_group: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    api_version: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    subresource: &'a str,
+}
+
+/// The outcome of the request: the parts of a Status that reveal nothing about an object.
+#[derive(Debug, Serialize)]
+struct AuditOutcome<'a> {
+    metadata: serde_json::Map<String, serde_json::Value>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    status: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    message: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    reason: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    details: Option<&'a StatusDetails>,
+    code: u16,
+}
+
+impl<'a> ObjectReference<'a> {
+    /// Returns the resource as recorded, or `None` for a request that is not for a resource.
+    fn from_info(info: &'a RequestInfo) -> Option<Self> {
+        info.is_resource.then_some(Self {
+            resource: &info.resource,
+            namespace: &info.namespace,
+            name: &info.name,
+            api_group: &info.group,
+            api_version: &info.version,
+            subresource: &info.subresource,
+        })
+    }
+}
+
+impl<'a> AuditOutcome<'a> {
+    /// Returns the outcome. `status` is set for an error.
+    fn new(code: u16, status: Option<&'a Status>) -> Self {
+        let metadata = serde_json::Map::new();
+        let Some(Status { status, message, reason, details, .. }) = status else {
+            return Self { metadata, status: "", message: "", reason: "", details: None, code };
+        };
+        Self { metadata, status, message, reason, details: details.as_ref(), code }
+    }
+}
+
+impl AuditEvent<'_> {
+    /// Serializes the audit event as one line.
+    fn to_line(&self) -> Vec<u8> {
+        let mut line = serde_json::to_vec(self).expect("texts, numbers and lists always serialize");
+        line.push(b'\n');
+        line
+    }
+}
+
+/// Formats a timestamp like `2026-07-23T10:11:12.000013Z`, always with six fractional digits.
+fn micros<S: Serializer>(at: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("{at:.6}"))
 }
 
 impl std::fmt::Debug for AuditRecord {

@@ -3,7 +3,7 @@ use std::net::{IpAddr, SocketAddr};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, Uri};
 use serde_json::{Value, json};
 
-use super::queue::{AuditQueue, AuditQueueFull, QueuedAuditRecord};
+use super::queue::{AuditQueue, QUEUE_FULL, QueuedAuditRecord};
 use super::record::{RECORD_BYTES_MAX, recorded_target, source_ips, truncated, without_tokens};
 use super::{AuditDecision, AuditDestination, AuditLog, AuditRecord, ServedLocally};
 use crate::auth::Caller;
@@ -149,7 +149,7 @@ fn forwarded_response_is_not_audited_by_proxy() {
 fn secrets_are_not_served_without_audit_record() {
     let (queue, _lines) = AuditQueue::new(1, 1 << 16);
     assert_eq!(queue.put(None, vec![b'x']), Ok(()));
-    assert_eq!(queue.put(None, vec![b'x']), Err(AuditQueueFull));
+    assert_eq!(queue.put(None, vec![b'x']), Err(QUEUE_FULL));
     for (target, local, given) in [
         ("/api/v1/secrets", served(), false),
         ("/api/v1/namespaces/a/secrets/s", served(), false),
@@ -178,9 +178,9 @@ fn records_of_one_user_do_not_fill_audit_queue() {
 #[test]
 fn audit_queue_is_bounded_in_bytes() {
     let (queue, mut lines) = AuditQueue::new(8, 10);
-    assert_eq!(queue.put(None, vec![0; 11]), Err(AuditQueueFull));
+    assert_eq!(queue.put(None, vec![0; 11]), Err(QUEUE_FULL));
     assert_eq!(queue.put(None, vec![0; 6]), Ok(()));
-    assert_eq!(queue.put(None, vec![0; 6]), Err(AuditQueueFull));
+    assert_eq!(queue.put(None, vec![0; 6]), Err(QUEUE_FULL));
     drop(lines.try_recv().expect("a line"));
     assert_eq!(queue.put(None, vec![0; 6]), Ok(()));
 }
