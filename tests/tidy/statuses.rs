@@ -80,7 +80,7 @@ fn status_created_below_the_serve_layer_is_reported() {
             "// Status\nfn f() { \"Status\" } #[cfg(test)] mod tests { use kubeapi::Status; }",
             0,
         ),
-        ("src/serve/response/refusals.rs", "fn f() { Status::forbidden(why) }", 0),
+        ("src/serve/response/context.rs", "fn f() { Status::forbidden(why) }", 0),
     ] {
         assert_eq!(violations(file, text).len(), count, "{file}: {text}");
     }
