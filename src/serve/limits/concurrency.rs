@@ -92,6 +92,9 @@ pub(crate) struct ConcurrencyPermit {
     _own: Option<OwnedSemaphorePermit>,
 }
 
+/// Permits, or the limit that has none left.
+type PermitResult = Result<ConcurrencyPermit, LimitExceeded>;
+
 /// The maximum charge for a LIST in bytes: one chunk that HTTP/2 has taken but not sent, and the next one.
 const LIST_BYTES_MAX: usize = 256 << 10;
 /// The fraction of permits that is reserved for users that hold only a few: one in `RESERVED_FRACTION`, the last ones.
@@ -152,11 +155,7 @@ impl ConcurrencyLimits {
 
     /// Takes permits for a request that waits for a token review, by the party to which the review is charged. So
     /// requests with guessed tokens take none from callers whose token was accepted before.
-    pub(crate) fn waiting_for_review(
-        &self,
-        party: &ReviewRateLimitKey,
-        query: &UrlQuery,
-    ) -> Result<ConcurrencyPermit, LimitExceeded> {
+    pub(crate) fn waiting_for_review(&self, party: &ReviewRateLimitKey, query: &UrlQuery) -> PermitResult {
         match party {
             ReviewRateLimitKey::User(flow) => self.waiting.acquire_waiting(Some(flow), query),
             ReviewRateLimitKey::Address(address) => self.unauthenticated.acquire_waiting(Some(address), query),
@@ -165,30 +164,18 @@ impl ConcurrencyLimits {
 
     /// Takes a permit for a watch, and more for a long selector. `flow` is the user that is charged; `None` if all
     /// callers share one identity.
-    pub(crate) fn watch(
-        &self,
-        flow: Option<&FlowDistinguisher>,
-        selector_bytes: usize,
-    ) -> Result<ConcurrencyPermit, LimitExceeded> {
+    pub(crate) fn watch(&self, flow: Option<&FlowDistinguisher>, selector_bytes: usize) -> PermitResult {
         self.watches.acquire_many(flow, 1 + selector_bytes / WATCH_SELECTOR_BYTES)
     }
 
     /// Takes permits for a LIST of `bytes` bytes.
-    pub(crate) fn list(
-        &self,
-        flow: Option<&FlowDistinguisher>,
-        bytes: usize,
-    ) -> Result<ConcurrencyPermit, LimitExceeded> {
+    pub(crate) fn list(&self, flow: Option<&FlowDistinguisher>, bytes: usize) -> PermitResult {
         self.lists.acquire_many(flow, bytes.min(LIST_BYTES_MAX).div_ceil(1 << 10))
     }
 
     /// Takes permits from the LIST pool for a complete response. It is charged its whole length, because it may be the
     /// last to keep its bytes alive.
-    pub(crate) fn buffered(
-        &self,
-        flow: Option<&FlowDistinguisher>,
-        bytes: usize,
-    ) -> Result<ConcurrencyPermit, LimitExceeded> {
+    pub(crate) fn buffered(&self, flow: Option<&FlowDistinguisher>, bytes: usize) -> PermitResult {
         self.lists.acquire_many(flow, bytes.div_ceil(1 << 10)).map_err(|_| LimitExceeded("large responses"))
     }
 }
@@ -214,7 +201,7 @@ impl<K: Eq + Hash + Clone> PermitPool<K> {
         self.each_max.store(each, Ordering::Relaxed);
     }
 
-    pub(crate) fn acquire(&self, flow: Option<&K>) -> Result<ConcurrencyPermit, LimitExceeded> {
+    pub(crate) fn acquire(&self, flow: Option<&K>) -> PermitResult {
         self.acquire_many(flow, 1)
     }
 
@@ -240,12 +227,12 @@ impl<K: Eq + Hash + Clone> PermitPool<K> {
     }
 
     /// Takes a permit for a waiting request, and more for a long query.
-    fn acquire_waiting(&self, flow: Option<&K>, query: &UrlQuery) -> Result<ConcurrencyPermit, LimitExceeded> {
+    fn acquire_waiting(&self, flow: Option<&K>, query: &UrlQuery) -> PermitResult {
         self.acquire_many(flow, 1 + query.raw().len() / self.query_bytes)
     }
 
     /// Takes permits of the pool. It takes them before it checks the limits, so that concurrent callers never exceed them.
-    pub(crate) fn acquire_many(&self, flow: Option<&K>, permits: usize) -> Result<ConcurrencyPermit, LimitExceeded> {
+    pub(crate) fn acquire_many(&self, flow: Option<&K>, permits: usize) -> PermitResult {
         let (permits_max, each_max) = (self.permits_max.load(Ordering::Relaxed), self.each_max.load(Ordering::Relaxed));
         let count = u32::try_from(permits).unwrap_or(u32::MAX);
         let shed = |_| LimitExceeded(self.name);

@@ -39,11 +39,6 @@ struct DeadlineBodyInner<B> {
     waker: Option<Waker>,
 }
 
-/// The error of a body that was not read, or not sent, before its deadline.
-#[derive(Debug, thiserror::Error)]
-#[error("the body was not sent or read before its deadline")]
-pub(crate) struct ReadDeadlineExceeded;
-
 impl<B: Body + Send + 'static> DeadlineBody<B> {
     /// Wraps a body and starts its deadline.
     ///
@@ -97,7 +92,9 @@ impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for DeadlineBod
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let mut inner = self.0.body.lock();
-        let Some(body) = &mut inner.body else { return Poll::Ready(Some(Err(ReadDeadlineExceeded.into()))) };
+        let Some(body) = &mut inner.body else {
+            return Poll::Ready(Some(Err("the body was not sent or read before its deadline".into())));
+        };
         let polled = Pin::new(body).poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)));
         if polled.is_pending() && !inner.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
             inner.waker = Some(cx.waker().clone());
