@@ -57,6 +57,7 @@ type ParsedRequestInfo = Result<Box<RequestInfo>, RequestInfoError>;
 /// A request whose caller is not authenticated yet.
 struct UnauthenticatedRequest {
     http: Request<RequestBody>,
+    peer: ConnectionPeer,
     query: Arc<UrlQuery>,
     context: ResponseContext,
     received: Instant,
@@ -121,19 +122,19 @@ impl HttpFrontend {
         listener: &ListenAddress,
         request: Request<RequestBody>,
     ) -> impl Future<Output = Response<ResponseBody>> + Send + use<> {
-        let mut request = UnauthenticatedRequest::new(&peer, request);
+        let mut request = UnauthenticatedRequest::new(peer, request);
         request.listener = self.shared.config.get().roles(listener);
         async move {
-            // Moved, so that they are dropped with the response and not with the future.
-            let (peer, mut request) = (peer, request);
+            // Moved, so that it is dropped with the response and not with the future.
+            let mut request = request;
             let without_body = request.http.method() == Method::HEAD && request.http.version() == Version::HTTP_2;
             let info = RequestInfo::parse(request.http.method().as_str(), request.http.uri().path(), &request.query);
             let info = info.map(Box::new);
-            let response = match self.screen(&peer, &mut request, &info) {
+            let response = match self.screen(&mut request, &info) {
                 Ok(record) => {
-                    let caller = self.authenticate(&peer, &mut request, record).await;
+                    let caller = self.authenticate(&mut request, record).await;
                     let log = RequestLog::new(&request, &caller);
-                    let response = match (self.check_caller(&peer, &request, &info, &caller), info, caller) {
+                    let response = match (self.check_caller(&request, &info, &caller), info, caller) {
                         (Err(refusal), ..) => refusal,
                         (Ok(()), Ok(info), Ok(caller)) => self.dispatch(request.with_caller(caller, info)).await,
                         (Ok(()), Ok(info), Err(error)) => auth_refusal(&request.context, "", &info, &error),
@@ -164,7 +165,6 @@ impl HttpFrontend {
     /// the connection. So each such response costs the sender a handshake.
     fn screen(
         &self,
-        peer: &ConnectionPeer,
         request: &mut UnauthenticatedRequest,
         info: &ParsedRequestInfo,
     ) -> Result<Option<Box<AuditRecord>>, Response<ResponseBody>> {
@@ -172,12 +172,12 @@ impl HttpFrontend {
             // The response names the record.
             let id = request.context.audit_id.get_or_insert_with(new_audit_id);
             let head = (request.http.uri(), request.http.headers());
-            AuditRecord::new(&self.shared.audit, peer, head, info, id).map(Box::new)
+            AuditRecord::new(&self.shared.audit, &request.peer, head, info, id).map(Box::new)
         });
-        match self.respond_without_caller(peer, request, info.as_deref().ok()) {
+        match self.respond_without_caller(request, info.as_deref().ok()) {
             None => Ok(record),
             Some(response) => {
-                peer.connection.authentication_failed();
+                request.peer.connection.authentication_failed();
                 request.context.record = record.map(Arc::from);
                 Err(recorded(&request.context, response))
             }
@@ -186,8 +186,7 @@ impl HttpFrontend {
 
     fn respond_without_caller(
         &self,
-        peer: &ConnectionPeer,
-        UnauthenticatedRequest { http, context, .. }: &UnauthenticatedRequest,
+        UnauthenticatedRequest { http, peer, context, .. }: &UnauthenticatedRequest,
         info: Option<&RequestInfo>,
     ) -> Option<Response<ResponseBody>> {
         if let Err(looped) = self.forwarding.check_hops(http.headers()) {
@@ -211,12 +210,11 @@ impl HttpFrontend {
     /// with the caller.
     async fn authenticate(
         &self,
-        peer: &ConnectionPeer,
         request: &mut UnauthenticatedRequest,
         mut record: Option<Box<AuditRecord>>,
     ) -> Result<Caller, GrantError> {
         let caller = {
-            let sender = ClientConnectionInfo::from_peer(peer);
+            let sender = ClientConnectionInfo::from_peer(&request.peer);
             let permits = |party: &ReviewRateLimitKey| -> Result<Box<dyn Send>, GrantError> {
                 let permit = self.shared.concurrency.waiting_for_review(party, &request.query);
                 Ok(Box::new(permit.map_err(too_many_waiting)?))
@@ -236,14 +234,14 @@ impl HttpFrontend {
     /// The refusal: there is no slot for the connection, or the caller is forbidden to send the request.
     fn check_caller(
         &self,
-        peer: &ConnectionPeer,
         request: &UnauthenticatedRequest,
         info: &ParsedRequestInfo,
         caller: &Result<Caller, GrantError>,
     ) -> Result<(), Response<ResponseBody>> {
         match caller {
             Ok(authenticated @ (Caller::ProxyItself | Caller::Known(_))) => {
-                if !peer.connection.authenticated(authenticated.flow().as_ref().map(FlowDistinguisher::number)) {
+                if !request.peer.connection.authenticated(authenticated.flow().as_ref().map(FlowDistinguisher::number))
+                {
                     let no_slot = Status::too_many_requests(LISTENER_FULL, LISTENER_FULL_RETRY_SECONDS);
                     return Err(request.context.status(&no_slot));
                 }
@@ -251,9 +249,9 @@ impl HttpFrontend {
             // Like upstream, closes the connection of an unknown caller after this response, and reads no further
             // requests from it. A connection that a load balancer shares with known callers stays open
             // (R-THREAT-14).
-            Ok(Caller::Anonymous) | Err(_) => peer.connection.authentication_failed(),
+            Ok(Caller::Anonymous) | Err(_) => request.peer.connection.authentication_failed(),
         }
-        let rejected = caller.as_ref().ok().and_then(|caller| self.rejection(peer, &request.http, info, caller));
+        let rejected = caller.as_ref().ok().and_then(|caller| self.rejection(request, info, caller));
         match rejected {
             Some(reason) => Err(request.context.status(&Status::from_code(403, &reason))),
             None => Ok(()),
@@ -263,21 +261,16 @@ impl HttpFrontend {
     /// Returns why a request is forbidden although its sender is authenticated, if it is. Either a web page may have
     /// caused the sender's browser to send it, or any local process may be the sender. `kubectl proxy` rejects `exec`
     /// and `attach` for the latter reason.
-    fn rejection(
-        &self,
-        peer: &ConnectionPeer,
-        request: &Request<RequestBody>,
-        info: &ParsedRequestInfo,
-        caller: &Caller,
-    ) -> Option<String> {
+    fn rejection(&self, request: &UnauthenticatedRequest, info: &ParsedRequestInfo, caller: &Caller) -> Option<String> {
+        let UnauthenticatedRequest { http, peer, .. } = request;
         if caller.has_client_certificate() {
             // A browser adds the client certificate to every request that a page sends.
-            return self.shared.browsers.get().check_site(request.headers()).err().map(|foreign| foreign.to_string());
+            return self.shared.browsers.get().check_site(http.headers()).err().map(|foreign| foreign.to_string());
         }
         let reaches = || match info {
             // Such a request is always rejected.
             Err(RequestInfoError::BadEscape) => false,
-            info => targets_workload(request.uri().path(), info.as_deref().ok()),
+            info => targets_workload(http.uri().path(), info.as_deref().ok()),
         };
         let forbidden = !self.shared.config.get().exec_on_loopback && self.is_unauthenticated_port(peer) && reaches();
         forbidden.then(|| CONNECT_FORBIDDEN.to_owned())
@@ -338,17 +331,17 @@ impl HttpFrontend {
 impl UnauthenticatedRequest {
     /// Creates the request. It is boxed, because it is moved from one future to the next, and each of them would
     /// reserve its size twice.
-    fn new(peer: &ConnectionPeer, http: Request<RequestBody>) -> Box<Self> {
+    fn new(peer: ConnectionPeer, http: Request<RequestBody>) -> Box<Self> {
         let received = Instant::now();
         let query = Arc::new(UrlQuery::parse(http.uri().query().unwrap_or_default()));
-        let context = ResponseContext::from_headers(peer, http.headers(), query.clone());
-        Box::new(Self { http, query, context, received, listener: ListenerRoles::default() })
+        let context = ResponseContext::from_headers(&peer, http.headers(), query.clone());
+        Box::new(Self { http, peer, query, context, received, listener: ListenerRoles::default() })
     }
 
     /// Returns the request of an authenticated caller. It takes the boxes, because one whose content is moved out of it
     /// is freed only with the future that has it.
     fn with_caller(self: Box<Self>, caller: Caller, info: Box<RequestInfo>) -> Box<ReadRequest> {
-        let Self { http, query, context, received, listener } = *self;
+        let Self { http, query, context, received, listener, .. } = *self;
         Box::new(ReadRequest { http, caller, info: *info, query, context, received, listener })
     }
 }
