@@ -216,7 +216,7 @@ pub(crate) fn health<B>(
         "/readyz" => ready.is_ready(),
         _ => return None,
     };
-    metrics::answered_proxy("health", metrics::SharedResponseOrigin::Memory);
+    metrics::answered_proxy("health", "memory");
     let failed = (StatusCode::SERVICE_UNAVAILABLE, "readyz check failed\n");
     let (status, text) = if is_healthy { (StatusCode::OK, "ok") } else { failed };
     let mut response = plain(status, text);

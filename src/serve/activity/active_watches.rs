@@ -268,12 +268,8 @@ struct DebugWatchRow {
     state_seconds: u64,
 }
 
-/// The sort key of a watch.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum WatchSortKey {
-    Number(u64, u64),
-    Text(String),
-}
+/// The sort key of a watch: numbers or a text.
+type WatchSortKey = (u64, u64, String);
 
 /// The time without reading after which a watch with pending events is reported as stalled.
 const SENDING_MAX: Duration = Duration::from_secs(1);
@@ -304,15 +300,16 @@ impl OpenWatchEntry {
     fn rank(&self, column: &str, now: u64) -> WatchSortKey {
         let since_poll = u64::MAX - (self.polled.load(Ordering::Relaxed) >> 1);
         let (user, agent) = self.client.names();
-        let text = |text: Option<&str>| WatchSortKey::Text(text.unwrap_or_default().to_owned());
+        let number = |number, tie| (number, tie, String::new());
+        let text = |text: Option<&str>| (0, 0, text.unwrap_or_default().to_owned());
         match column {
-            "since" => WatchSortKey::Number(since_poll, 0),
-            "sent" => WatchSortKey::Number(self.bytes.load(Ordering::Relaxed), 0),
-            "open" => WatchSortKey::Number(self.open_seconds(now), 0),
+            "since" => number(since_poll, 0),
+            "sent" => number(self.bytes.load(Ordering::Relaxed), 0),
+            "open" => number(self.open_seconds(now), 0),
             "agent" => text(agent),
             "user" => text(user),
-            "resource" => WatchSortKey::Text(self.resource_text()),
-            _ => WatchSortKey::Number(self.pending().events as u64, since_poll),
+            "resource" => text(Some(&self.resource_text())),
+            _ => number(self.pending().events as u64, since_poll),
         }
     }
 

@@ -23,12 +23,7 @@ use kubeapi::Gvr;
 pub(crate) struct WatchMetricsRegistry(Mutex<HashMap<WatchMetricLabels, Arc<WatchMetricHandles>>>);
 
 /// The metric labels of a watch.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct WatchMetricLabels {
-    gvr: Gvr,
-    representation: Representation,
-    protocol: WatchTransport,
-}
+type WatchMetricLabels = (Gvr, Representation, WatchTransport);
 
 #[derive(Debug)]
 struct WatchMetricHandles {
@@ -66,7 +61,7 @@ impl WatchMetricsRegistry {
         protocol: WatchTransport,
         active_watch: ActiveWatchGuard,
     ) -> WatchMetrics {
-        let kind = WatchMetricLabels { gvr: key.gvr.clone(), representation, protocol };
+        let kind = (key.gvr.clone(), representation, protocol);
         let handles =
             self.0.lock().entry(kind).or_insert_with_key(|kind| Arc::new(WatchMetricHandles::new(kind))).clone();
         handles.open.increment(1.0);
@@ -75,12 +70,12 @@ impl WatchMetricsRegistry {
 }
 
 impl WatchMetricHandles {
-    fn new(kind: &WatchMetricLabels) -> Self {
-        let resource = kind.gvr.to_string();
-        let representation = Label::new("representation", kind.representation.as_str());
+    fn new((gvr, representation, protocol): &WatchMetricLabels) -> Self {
+        let resource = gvr.to_string();
+        let representation = Label::new("representation", representation.as_str());
         let labels = vec![Label::new("resource", resource.clone()), representation];
         let mut with_protocol = labels.clone();
-        with_protocol.push(Label::new("protocol", kind.protocol.as_str()));
+        with_protocol.push(Label::new("protocol", protocol.as_str()));
         Self {
             open: gauge!("kube_fanout_watches_open", with_protocol),
             events: counter!("kube_fanout_watch_events_total", labels.clone()),
@@ -158,24 +153,14 @@ pub(crate) fn forwarded(reason: ForwardReason) {
     counter!("kube_fanout_forwarded_total", "reason" => reason.as_str()).increment(1);
 }
 
-base::labelled_enum! {
-    /// The origin of a response that callers share.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub(crate) enum SharedResponseOrigin {
-        Memory = "memory",
-        /// A request to upstream, which other callers may share.
-        Upstream = "upstream",
-    }
-}
-
 /// Counts a request for discovery or the version that the proxy answers.
-pub(crate) fn served_discovery(kind: &'static str, source: SharedResponseOrigin) {
-    counter!("kube_fanout_discovery_served_total", "kind" => kind, "source" => source.as_str()).increment(1);
+pub(crate) fn served_discovery(kind: &'static str, source: &'static str) {
+    counter!("kube_fanout_discovery_served_total", "kind" => kind, "source" => source).increment(1);
 }
 
 /// Counts a request of a downstream proxy that this proxy answers instead of the apiserver.
-pub(crate) fn answered_proxy(kind: &'static str, source: SharedResponseOrigin) {
-    counter!("kube_fanout_downstream_proxy_requests_total", "kind" => kind, "source" => source.as_str()).increment(1);
+pub(crate) fn answered_proxy(kind: &'static str, source: &'static str) {
+    counter!("kube_fanout_downstream_proxy_requests_total", "kind" => kind, "source" => source).increment(1);
 }
 
 /// Counts an error response that the proxy generated.

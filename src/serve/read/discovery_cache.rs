@@ -71,10 +71,10 @@ const VERSION: &str = "/version";
 const HEADERS: [HeaderName; 5] = [CONTENT_TYPE, CONTENT_ENCODING, CACHE_CONTROL, ETAG, VARY];
 
 impl<V> TimedResponse<V> {
-    /// Returns whether the response comes from a request since `called`, or from memory.
-    pub(crate) fn origin(&self, called: Instant) -> metrics::SharedResponseOrigin {
-        let is_new = self.requested_at >= called;
-        if is_new { metrics::SharedResponseOrigin::Upstream } else { metrics::SharedResponseOrigin::Memory }
+    /// Returns the metric label of the response's origin: a request to upstream since `called`, which other callers may
+    /// share, or memory.
+    pub(crate) fn origin(&self, called: Instant) -> &'static str {
+        if self.requested_at >= called { "upstream" } else { "memory" }
     }
 }
 
