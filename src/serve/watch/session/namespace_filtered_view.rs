@@ -4,7 +4,7 @@
 //! namespace appears or disappears at one position: the watch is read up to a mark, which is a snapshot and the
 //! position after it. There, the objects of a new namespace are sent as ADDED, and those of a removed one as DELETED.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -85,7 +85,7 @@ impl NamespaceFilteredView {
             match access {
                 NamespaceAccess::Allowed if state.is_some() => adding.push_back(namespace.clone()),
                 NamespaceAccess::Allowed => view = NamespaceView::shown(),
-                NamespaceAccess::Named(names) if state.is_none() => view.names = BTreeSet::clone(&names),
+                NamespaceAccess::Named(names) if state.is_none() => view.names.clone_from(&names),
                 NamespaceAccess::Denied | NamespaceAccess::Named(_) | NamespaceAccess::Unanswered => {}
             }
             views.insert(namespace, view);
@@ -181,6 +181,7 @@ impl NamespaceFilteredView {
 }
 
 /// The addition and removal of namespaces and names at one mark.
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one change")]
 struct NamespaceViewChange {
     mark: SnapshotWithPosition,
     pin: TimedSnapshotPin,
