@@ -25,7 +25,6 @@
 //! them.
 
 mod bookmark;
-mod compare;
 mod delta;
 mod derive;
 mod envelope;
@@ -45,14 +44,13 @@ mod table;
 mod tests;
 
 pub use bookmark::BookmarkTemplate;
-pub use compare::same_items;
 pub use delta::{DeltaFrame, delta, is_delta};
 pub use derive::{
     MetadataRenderer, ProtobufJsonTranscoder, TranscodeError, TranscodeRefusal, is_builtin_group_version,
 };
 pub use envelope::{FrameEnvelope, websocket_payload};
 pub use error::{DeltaError, WireError};
-pub use list_frame::{ListFrame, ListItemLengths, ListMeta};
+pub use list_frame::{ListFrame, ListItemLengths, ListMeta, same_items};
 pub(crate) use managed_fields::without_managed_fields;
 pub use metrics::describe;
 pub use object::ObjectRevision;

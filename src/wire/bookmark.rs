@@ -1,12 +1,12 @@
+use std::borrow::Cow;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use memchr::memmem;
-use serde::Deserialize;
-use serde_json::value::RawValue;
 
 use super::envelope::json_text;
-use super::object::DecimalDigits;
+use super::json_reader::raw_metadata;
 use super::proto_reader::{META_ANNOTATIONS, META_RESOURCE_VERSION};
-use super::{FeedEncoding, FrameEnvelope, JsonLayout, ObjectRevision, WireError, table};
+use super::{FeedEncoding, FrameEnvelope, JsonLayout, ObjectRevision, WireError, json_reader, table};
 use kubeapi::protobuf::{self, FieldReader, map_entry, put_field, put_header};
 use kubeapi::{EventType, ResourceVersion};
 
@@ -70,8 +70,8 @@ impl BookmarkTemplate {
         let BookmarkBodyTemplate { before, after, rest } =
             if initial_events_end { &self.initial_events_end } else { &self.plain };
         let [before, after, rest] = [before, after, rest].map(Vec::as_slice);
-        let mut digits = DecimalDigits::default();
-        let digits = digits.write(rv.0);
+        let mut digits = itoa::Buffer::new();
+        let digits = digits.format(rv.0).as_bytes();
         match self.envelope.encoding() {
             FeedEncoding::Json => [before, digits, after].concat().into(),
             FeedEncoding::Table => [before, digits, after, digits, rest].concat().into(),
@@ -113,37 +113,33 @@ impl BookmarkBodyTemplate {
     }
 
     fn in_json(shape: JsonLayout, body: &[u8], end: bool) -> Result<Self, WireError> {
-        let body = std::str::from_utf8(body).map_err(|_| WireError::NotUtf8)?;
-        // The body of a built-in kind is an object without its opening brace.
-        let brace = if shape == JsonLayout::BuiltIn { "{" } else { "" };
-        let document = format!("{brace}{body}");
-        let BookmarkTopLevel { metadata } = serde_json::from_str(&document)?;
-        let at = metadata.get().as_ptr().addr() - document.as_ptr().addr();
+        let metadata = raw_metadata(body)?;
+        let at = metadata.as_ptr().addr() - body.as_ptr().addr();
 
-        let mut fields: Vec<(String, String)> = entries(metadata.get())?;
-        let annotations = fields.iter().find(|(key, _)| key == "annotations");
-        let mut annotations: Vec<(String, String)> = annotations.map_or(Ok(Vec::new()), |(_, raw)| entries(raw))?;
+        let mut fields = members(metadata)?;
+        let annotations = fields.iter().position(|(key, _)| key == "annotations").map(|at| fields.remove(at).1);
+        let mut annotations = annotations.as_deref().map_or(Ok(Vec::new()), members)?;
         annotations.retain(|(key, _)| key != INITIAL_EVENTS_END);
-        fields.retain(|(key, _)| key != "annotations");
         if end {
-            let place = annotations.partition_point(|(key, _)| key.as_str() < INITIAL_EVENTS_END);
-            annotations.insert(place, (INITIAL_EVENTS_END.to_owned(), r#""true""#.to_owned()));
+            let place = annotations.partition_point(|(key, _)| &**key < INITIAL_EVENTS_END);
+            annotations.insert(place, (INITIAL_EVENTS_END.into(), r#""true""#.into()));
         }
         if !annotations.is_empty() {
-            let before_annotations = |(key, _): &(String, String)| match shape {
-                JsonLayout::BuiltIn => !AFTER_ANNOTATIONS.contains(&key.as_str()),
-                JsonLayout::Custom => key.as_str() < "annotations",
+            let is_after = |(key, _): &(Cow<'_, str>, _)| match shape {
+                JsonLayout::BuiltIn => AFTER_ANNOTATIONS.contains(&&**key),
+                JsonLayout::Custom => &**key >= "annotations",
             };
-            let place = fields.iter().position(|field| !before_annotations(field)).unwrap_or(fields.len());
-            fields.insert(place, ("annotations".to_owned(), object_of(&annotations)));
+            let place = fields.iter().position(is_after).unwrap_or(fields.len());
+            fields.insert(place, ("annotations".into(), format!("{{{}}}", joined(&annotations)).into()));
         }
         let version =
             fields.iter().position(|(key, _)| key == "resourceVersion").ok_or(WireError::BadResourceVersion)?;
-        let (before, after) = (members(&fields[..version]), members(&fields[version + 1..]));
+        let (before, after) = (joined(&fields[..version]), joined(&fields[version + 1..]));
         let comma = |part: &str| if part.is_empty() { "" } else { "," };
-        let head = format!("{}{{{before}{}\"resourceVersion\":\"", &document[brace.len()..at], comma(&before));
-        let tail = format!("\"{}{after}}}{}", comma(&after), &document[at + metadata.get().len()..]);
-        Ok(Self { before: head.into(), after: tail.into(), rest: Vec::new() })
+        let head = format!("{{{before}{}\"resourceVersion\":\"", comma(&before));
+        let tail = format!("\"{}{after}}}", comma(&after));
+        let [head, tail] = [[&body[..at], head.as_bytes()], [tail.as_bytes(), &body[at + metadata.len()..]]];
+        Ok(Self { before: head.concat(), after: tail.concat(), rest: Vec::new() })
     }
 
     fn in_table(shape: JsonLayout, body: &[u8], end: bool) -> Result<Self, WireError> {
@@ -196,43 +192,14 @@ impl BookmarkBodyTemplate {
     }
 }
 
-#[derive(Deserialize)]
-struct BookmarkTopLevel<'a> {
-    #[serde(borrow)]
-    metadata: &'a RawValue,
-}
-
 /// Returns the members of a JSON object in their order, with values in their original spelling.
-fn entries(object: &str) -> Result<Vec<(String, String)>, WireError> {
-    struct BookmarkMembers;
-
-    impl<'de> serde::de::Visitor<'de> for BookmarkMembers {
-        type Value = Vec<(String, String)>;
-
-        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("an object")
-        }
-
-        fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-            let mut members = Vec::new();
-            while let Some((key, value)) = map.next_entry::<String, &RawValue>()? {
-                members.push((key, value.get().to_owned()));
-            }
-            Ok(members)
-        }
-    }
-
-    let mut deserializer = serde_json::Deserializer::from_str(object);
-    Ok(serde::Deserializer::deserialize_map(&mut deserializer, BookmarkMembers)?)
+fn members(object: &str) -> Result<Vec<(Cow<'_, str>, Cow<'_, str>)>, WireError> {
+    let members = json_reader::members(object)?;
+    Ok(members.into_iter().map(|(key, value)| (key, value.get().into())).collect())
 }
 
-fn object_of(entries: &[(String, String)]) -> String {
-    format!("{{{}}}", members(entries))
-}
-
-fn members(entries: &[(String, String)]) -> String {
-    let member = |(key, value): &(String, String)| format!("{}:{value}", json_text(key));
-    entries.iter().map(member).collect::<Vec<_>>().join(",")
+fn joined(members: &[(Cow<'_, str>, Cow<'_, str>)]) -> String {
+    members.iter().map(|(key, value)| format!("{}:{value}", json_text(key))).collect::<Vec<_>>().join(",")
 }
 
 fn put_initial_events_end(out: &mut Vec<u8>) {

@@ -15,11 +15,9 @@
 //! This module cannot detect a server whose release differs from its reported one. Callers compare samples with the
 //! server's own output (W15).
 
-mod custom_metadata;
 mod facts;
 mod go_json;
 mod metadata;
-mod refused;
 mod scalar;
 mod writer;
 
@@ -28,11 +26,9 @@ mod tests;
 
 pub use facts::is_builtin_group_version;
 pub use metadata::MetadataRenderer;
-pub use refused::{TranscodeError, TranscodeRefusal};
-
-use std::ops::RangeInclusive;
 
 use facts::{MessageSchema, ReleaseSchema};
+use kubeapi::protobuf::ProtobufError;
 use writer::JsonBodyWriter;
 
 /// Converts the protobuf bodies of one kind to JSON, as a server of one release does.
@@ -46,17 +42,12 @@ pub struct ProtobufJsonTranscoder {
 
 impl ProtobufJsonTranscoder {
     /// Returns the transcoder of `kind` in `api_version` (`v1`, `apps/v1`) for a server of release `1.minor`. `None`
-    /// outside of [`minors`](Self::minors), and for kinds that are not built-in, such as custom resources. Releases
+    /// for releases outside of the table, and for kinds that are not built-in, such as custom resources. Releases
     /// differ in absent fields: a nil list without omitempty is `null`, and so was a zero `creationTimestamp` until
     /// 1.33.
     pub fn for_server(minor: u32, api_version: &str, kind: &str) -> Option<Self> {
         let facts = ReleaseSchema::of(minor)?;
         facts.kind(api_version, kind).map(|message| Self { facts, message })
-    }
-
-    /// Returns the minor releases that the table covers.
-    pub fn minors() -> RangeInclusive<u32> {
-        ReleaseSchema::minors()
     }
 
     /// Appends the JSON body of an object to `out`, from its protobuf body. If the body is refused, `out` is unchanged.
@@ -81,5 +72,56 @@ impl ProtobufJsonTranscoder {
         }
         out.push(b'}');
         Ok(())
+    }
+}
+
+/// A body that cannot be written in another encoding, with the field that prevents it. Nothing of the body was written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}{}: {reason}", if path.is_empty() { "the object" } else { "" }, path)]
+pub struct TranscodeError {
+    /// The path of JSON names from the object down, such as `spec.containers.ports`; empty for the object itself.
+    pub path: String,
+    pub reason: TranscodeRefusal,
+}
+
+/// The reason that a field cannot be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TranscodeRefusal {
+    /// The field does not exist in the server's release: the server is a newer one, or a fork.
+    #[error("unknown protobuf field number {0}")]
+    UnknownField(u32),
+    /// The data is not a message, or not one that the apiserver's encoder writes.
+    #[error("malformed: {0}")]
+    Malformed(&'static str),
+    /// The data is well-formed, but not a value of the field's type.
+    #[error("invalid value: {0}")]
+    Value(&'static str),
+    /// The field is absent on the wire. Kinds that are stored as JSON keep `[]` apart from `null`, and protobuf does
+    /// not.
+    #[error("an empty list cannot be told apart from a missing one in protobuf")]
+    NilOrEmpty,
+    /// Messages or JSON values are nested deeper than any that an apiserver serves.
+    #[error("values are nested too deeply")]
+    TooDeep,
+    /// The JSON would be much larger than that of any valid body of the same size.
+    #[error("the JSON form exceeds the limit of {0} bytes")]
+    TooLarge(usize),
+}
+
+impl TranscodeError {
+    /// Creates a refusal. `path` is ordered from the innermost field outwards.
+    pub(super) fn new(path: &[&'static str], why: TranscodeRefusal) -> Self {
+        let names: Vec<_> = path.iter().rev().copied().collect();
+        Self { path: names.join("."), reason: why }
+    }
+}
+
+impl From<ProtobufError> for TranscodeRefusal {
+    fn from(error: ProtobufError) -> Self {
+        Self::Malformed(match error {
+            ProtobufError::Malformed(what) => what,
+            ProtobufError::Truncated => "truncated field",
+        })
     }
 }

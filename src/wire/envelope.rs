@@ -15,7 +15,7 @@ pub struct FrameEnvelope {
     parts: Arc<FrameEnvelopeParts>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct FrameEnvelopeParts {
     encoding: FeedEncoding,
     layout: JsonLayout,
@@ -41,19 +41,9 @@ impl FrameEnvelope {
     /// Returns this envelope with another list kind: a CRD may choose its `listKind`, and upstream's LIST contains it.
     #[must_use]
     pub fn with_list_kind(self, list_kind: &str) -> Self {
-        let FrameEnvelopeParts { encoding, layout: shape, ref api_version, ref kind, list_kind: _, ref object_head } =
-            *self.parts;
-        let (api_version, kind, object_head) = (api_version.clone(), kind.clone(), object_head.clone());
-        Self {
-            parts: Arc::new(FrameEnvelopeParts {
-                encoding,
-                layout: shape,
-                api_version,
-                kind,
-                list_kind: list_kind.to_owned(),
-                object_head,
-            }),
-        }
+        let mut parts = Arc::unwrap_or_clone(self.parts);
+        list_kind.clone_into(&mut parts.list_kind);
+        Self { parts: Arc::new(parts) }
     }
 
     /// Returns the encoding of the envelope's output and of the bodies.
@@ -123,34 +113,27 @@ impl FrameEnvelope {
 
     /// Returns a GET response: the JSON object and a newline, or `k8s\0` and Unknown.
     pub fn object(&self, body: &[u8]) -> Bytes {
-        let mut out = BytesMut::with_capacity(self.object_len(body.len()));
-        out.put_slice(&self.parts.object_head);
-        match self.parts.encoding {
-            FeedEncoding::Json | FeedEncoding::Table => {
-                out.put_slice(body);
-                out.put_u8(b'\n');
-            }
-            FeedEncoding::Protobuf => {
-                put_field(&mut out, UNKNOWN_RAW, body);
-                out.put_slice(&UNKNOWN_TAIL);
-            }
-        }
-        debug_assert_eq!(out.len(), out.capacity());
-        out.freeze()
+        let [head, tail] = self.around_object(body.len());
+        [&head, body, &tail].concat().into()
     }
 
     /// Returns the pieces of [`object`](Self::object). The middle one is the body itself, so a slow client holds no
     /// copy of it.
     pub fn object_pieces(&self, body: Bytes) -> [Bytes; 3] {
+        let [head, tail] = self.around_object(body.len());
+        [head, body, tail]
+    }
+
+    fn around_object(&self, body_len: usize) -> [Bytes; 2] {
         let head = &self.parts.object_head;
         match self.parts.encoding {
-            FeedEncoding::Json | FeedEncoding::Table => [head.clone(), body, Bytes::from_static(b"\n")],
+            FeedEncoding::Json | FeedEncoding::Table => [head.clone(), Bytes::from_static(b"\n")],
             FeedEncoding::Protobuf => {
-                let mut out = BytesMut::with_capacity(head.len() + field_len(body.len()) - body.len());
+                let mut out = BytesMut::with_capacity(head.len() + field_len(body_len) - body_len);
                 out.put_slice(head);
-                put_header(&mut out, UNKNOWN_RAW, body.len());
+                put_header(&mut out, UNKNOWN_RAW, body_len);
                 debug_assert_eq!(out.len(), out.capacity());
-                [out.freeze(), body, Bytes::from_static(&UNKNOWN_TAIL)]
+                [out.freeze(), Bytes::from_static(&UNKNOWN_TAIL)]
             }
         }
     }
@@ -168,22 +151,19 @@ impl FrameEnvelope {
     /// Returns an ERROR event around an encoded Status: `status_json` without a final newline, `status_proto` as a
     /// whole document (`k8s\0` and Unknown). It uses only the one in this envelope's encoding.
     pub fn error_frame(&self, status_json: &[u8], status_proto: &[u8]) -> Bytes {
-        let event_type = EventType::Error;
-        let mut out = BytesMut::new();
+        let mut out = Vec::new();
         match self.parts.encoding {
             FeedEncoding::Json | FeedEncoding::Table => {
-                out.reserve(json_event_head_len(event_type) + status_json.len() + JSON_EVENT_TAIL.len());
-                put_json_event(&mut out, event_type);
-                out.put_slice(status_json);
-                out.put_slice(JSON_EVENT_TAIL);
+                put_json_event(&mut out, EventType::Error);
+                out.extend_from_slice(status_json);
+                out.extend_from_slice(JSON_EVENT_TAIL);
             }
             FeedEncoding::Protobuf => {
-                out.reserve(protobuf_event_len(event_type, status_proto.len()));
-                put_protobuf_event(&mut out, event_type, status_proto.len());
-                out.put_slice(status_proto);
+                put_protobuf_event(&mut out, EventType::Error, status_proto.len());
+                out.extend_from_slice(status_proto);
             }
         }
-        out.freeze()
+        out.into()
     }
 
     /// Returns the length of a GET response; in protobuf that is also the document inside a watch event.
@@ -271,7 +251,7 @@ pub(super) const RAW_EXTENSION_RAW: u8 = 1;
 /// and empty.
 pub(super) const UNKNOWN_TYPE_META: u8 = 1;
 pub(super) const UNKNOWN_RAW: u8 = 2;
-pub(super) const UNKNOWN_CONTENT_ENCODING: u8 = 3;
-pub(super) const UNKNOWN_CONTENT_TYPE: u8 = 4;
+const UNKNOWN_CONTENT_ENCODING: u8 = 3;
+const UNKNOWN_CONTENT_TYPE: u8 = 4;
 pub(super) const UNKNOWN_TAIL: [u8; 4] =
     [protobuf::tag(UNKNOWN_CONTENT_ENCODING), 0, protobuf::tag(UNKNOWN_CONTENT_TYPE), 0];

@@ -66,7 +66,7 @@ pub(super) struct ParsedListPage<'a> {
 #[derive(Deserialize)]
 pub(super) struct RawListItems<'a>(#[serde(borrow)] pub(super) Option<Vec<&'a RawValue>>);
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Default)]
 pub(super) struct ParsedListMetadata<'a> {
     #[serde(borrow, default, rename = "resourceVersion")]
     pub(super) resource_version: Cow<'a, str>,
@@ -89,7 +89,7 @@ type JsonPath = (Vec<String>, usize);
 
 /// The values found by one pass. Strings are borrowed from the document unless they have escapes.
 pub(super) struct ParsedObjectParts<'de> {
-    document: &'de str,
+    pub(super) document: &'de str,
     texts: Vec<Option<Cow<'de, str>>>,
     labels: Vec<(Cow<'de, str>, Cow<'de, str>)>,
 }
@@ -147,18 +147,6 @@ impl JsonPaths {
 }
 
 impl<'de> ParsedObjectParts<'de> {
-    pub(super) fn name(&self) -> &str {
-        self.text(NAME)
-    }
-
-    pub(super) fn namespace(&self) -> &str {
-        self.text(NAMESPACE)
-    }
-
-    pub(super) fn document(&self) -> &str {
-        self.document
-    }
-
     pub(super) fn kind(&self) -> Option<&str> {
         self.texts[KIND].as_deref()
     }
@@ -212,7 +200,7 @@ pub(super) fn json_found<'a>(
         return Err(WireError::Layout("object does not begin with a brace"));
     }
     let found = paths.read(utf8(object)?)?;
-    check_name(named, found.namespace(), found.name())?;
+    check_name(named, found.text(NAMESPACE), found.text(NAME))?;
     Ok(found)
 }
 
@@ -376,8 +364,46 @@ impl<'de> Visitor<'de> for PathsDeserializer<'_, '_, 'de> {
 }
 
 /// A string that is borrowed whenever it has no escapes.
-#[derive(Deserialize)]
-struct BorrowedJsonText<'a>(#[serde(borrow)] Cow<'a, str>);
+#[derive(Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct BorrowedJsonText<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
+
+/// Returns the metadata of a JSON body in its original spelling. The body is a whole custom resource, or a built-in
+/// object without its `TypeMeta`.
+pub(super) fn raw_metadata(body: &[u8]) -> Result<&str, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct CustomObject<'a> {
+        #[serde(borrow)]
+        metadata: &'a RawValue,
+    }
+    let metadata = match body.strip_prefix(br#""metadata":"#) {
+        Some(metadata) => <&RawValue>::deserialize(&mut serde_json::Deserializer::from_slice(metadata)),
+        None => serde_json::from_slice(body).map(|CustomObject { metadata }| metadata),
+    };
+    metadata.map(RawValue::get)
+}
+
+/// Returns the members of a JSON object in their order, with values in their original spelling.
+pub(super) fn members(object: &str) -> Result<Vec<(Cow<'_, str>, &RawValue)>, serde_json::Error> {
+    struct Members;
+
+    impl<'de> Visitor<'de> for Members {
+        type Value = Vec<(Cow<'de, str>, &'de RawValue)>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut members = Vec::new();
+            while let Some((BorrowedJsonText(key), value)) = map.next_entry()? {
+                members.push((key, value));
+            }
+            Ok(members)
+        }
+    }
+
+    serde_json::Deserializer::from_str(object).deserialize_map(Members)
+}
 
 /// The slots of [`JsonPaths`]; those from `FIELDS_FROM` on are selectable fields.
 const NAME: usize = 0;

@@ -5,7 +5,6 @@ use bytes::{BufMut, Bytes, BytesMut};
 use parking_lot::Mutex;
 
 use super::{FeedEncoding, Representation, WireError, table};
-use base::MemoryAccount;
 use kubeapi::protobuf::{self, put_varint, varint_len};
 use kubeapi::{ObjectKey, ResourceVersion, SelectableAttributes};
 
@@ -98,8 +97,9 @@ impl ObjectRevision {
     }
 
     /// Returns the bytes that a reader charges for the object, including the allocation that contains its body.
+    #[cfg(test)]
     pub fn charged_bytes(&self) -> usize {
-        self.allocated as usize + MemoryAccount::OVERHEAD_BYTES + bytes_without_body(&self.key, &self.attributes)
+        self.allocated as usize + base::MemoryAccount::OVERHEAD_BYTES + bytes_without_body(&self.key, &self.attributes)
     }
 
     /// Returns upstream's bytes in the normal form described in [`wire`](super).
@@ -119,8 +119,8 @@ impl ObjectRevision {
         if rv == self.rv {
             return self.body.clone();
         }
-        let mut digits = DecimalDigits::default();
-        let digits = digits.write(rv.0);
+        let mut digits = itoa::Buffer::new();
+        let digits = digits.format(rv.0).as_bytes();
         let (start, end) = (self.rv_at.offset as usize, self.rv_at.offset as usize + usize::from(self.rv_at.len));
         match self.encoding {
             FeedEncoding::Json => [&self.body[..start], digits, &self.body[end..]].concat().into(),
@@ -216,23 +216,4 @@ pub(super) fn sort_labels<T: Ord>(labels: &mut [(T, T)]) -> Result<(), WireError
         }
     }
     Ok(())
-}
-
-/// The decimal digits of a number, without an allocation.
-#[derive(Default)]
-pub(super) struct DecimalDigits([u8; 20]);
-
-impl DecimalDigits {
-    pub(super) fn write(&mut self, number: u64) -> &[u8] {
-        let mut at = self.0.len();
-        let mut rest = number;
-        loop {
-            at -= 1;
-            self.0[at] = b'0' + u8::try_from(rest % 10).expect("a digit");
-            rest /= 10;
-            if rest == 0 {
-                return &self.0[at..];
-            }
-        }
-    }
 }

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use super::WireError;
 use super::bookmark::INITIAL_EVENTS_END;
 use super::envelope::{
-    EVENT_OBJECT, EVENT_TYPE, LENGTH_PREFIX, RAW_EXTENSION_RAW, UNKNOWN_CONTENT_ENCODING, UNKNOWN_CONTENT_TYPE,
-    UNKNOWN_RAW, UNKNOWN_TAIL, UNKNOWN_TYPE_META,
+    EVENT_OBJECT, EVENT_TYPE, LENGTH_PREFIX, RAW_EXTENSION_RAW, UNKNOWN_RAW, UNKNOWN_TAIL, UNKNOWN_TYPE_META,
 };
 use super::json_reader::check_name;
 use super::object::{DecodedObjectFields, ResourceVersionSpan, parse_resource_version, sort_labels};
@@ -29,29 +28,18 @@ impl<'a> ProtobufDocument<'a> {
     /// Splits a whole protobuf document. All lengths are checked against the document.
     pub(super) fn split(document: &'a [u8]) -> Result<Self, WireError> {
         let unknown = document.strip_prefix(MAGIC).ok_or(WireError::WrongEncoding)?;
-        let (mut type_meta, mut raw) = (None, None);
-        let mut fields = FieldReader::new(unknown);
-        while let Some(field) = fields.next_field()? {
-            let bytes = field.bytes()?;
-            let number = u8::try_from(field.number).unwrap_or(u8::MAX);
-            let repeated = match number {
-                UNKNOWN_TYPE_META => type_meta.replace(bytes).is_some(),
-                UNKNOWN_RAW => raw.replace(bytes).is_some(),
-                // Compressed content, or content other than protobuf, would be declared here.
-                UNKNOWN_CONTENT_ENCODING | UNKNOWN_CONTENT_TYPE => !bytes.is_empty(),
-                _ => true,
-            };
-            if repeated {
-                return Err(WireError::Protobuf("not a plain Unknown document"));
-            }
-        }
-        // The same message as a map entry: two strings, numbered 1 and 2.
-        let (api_version, kind) = map_entry(type_meta.unwrap_or_default())?;
-        if !is_plain_document(unknown) {
-            return Err(WireError::Layout("an Unknown document in another order or length"));
-        }
-        // An absent raw is the empty message, which has no metadata.
-        Ok(Self { api_version, kind, raw: raw.unwrap_or_default() })
+        let plain = || {
+            let (type_meta, rest) = plain_field(unknown, UNKNOWN_TYPE_META)?;
+            let (api_version, kind) = plain_field(type_meta, 1)?;
+            let (kind, end) = plain_field(kind, 2)?;
+            // An empty body is omitted. It has no metadata. Compressed content, or content other than protobuf, would
+            // be declared in the tail.
+            let (raw, tail) = plain_field(rest, UNKNOWN_RAW).unwrap_or((&[], rest));
+            (end.is_empty() && tail == UNKNOWN_TAIL).then_some((api_version, kind, raw))
+        };
+        let (api_version, kind, raw) =
+            plain().ok_or_else(|| not_plain(unknown, "an Unknown document in another order or length"))?;
+        Ok(Self { api_version: protobuf::text(api_version)?, kind: protobuf::text(kind)?, raw })
     }
 }
 
@@ -65,58 +53,28 @@ pub(super) fn split_event(frame: &[u8]) -> Result<(EventType, &[u8]), WireError>
     if len < message.len() {
         return Err(WireError::Protobuf("bytes after the watch event"));
     }
-    let (mut event_type, mut object) = (None, None);
-    let mut fields = FieldReader::new(message);
-    while let Some(field) = fields.next_field()? {
-        let repeated = match u8::try_from(field.number).unwrap_or(u8::MAX) {
-            EVENT_TYPE => event_type.replace(field.bytes()?).is_some(),
-            EVENT_OBJECT => object.replace(field.bytes()?).is_some(),
-            _ => true,
-        };
-        if repeated {
-            return Err(WireError::Protobuf("not a plain WatchEvent"));
-        }
-    }
-    let event_type = event_type.and_then(|name| std::str::from_utf8(name).ok()).and_then(EventType::parse);
-    let event_type = event_type.ok_or(WireError::UnknownEventType)?;
-    let document = sole_field(object.unwrap_or_default(), RAW_EXTENSION_RAW)?;
-    if !is_plain_event(message) {
-        return Err(WireError::Layout("a watch event in another order or length"));
-    }
-    Ok((event_type, document))
-}
-
-/// Returns whether Unknown is encoded as the apiserver and this module encode it: each field once, in order, with
-/// lengths of minimal size.
-fn is_plain_document(unknown: &[u8]) -> bool {
     let plain = || {
-        let (type_meta, rest) = plain_field(unknown, UNKNOWN_TYPE_META)?;
-        let (_, kind) = plain_field(type_meta, 1)?;
-        let (_, end) = plain_field(kind, 2)?;
-        // An empty body is omitted.
-        let tail = plain_field(rest, UNKNOWN_RAW).map_or(rest, |(_, tail)| tail);
-        Some(end.is_empty() && tail == UNKNOWN_TAIL)
-    };
-    plain().unwrap_or(false)
-}
-
-/// Returns whether a `WatchEvent` is encoded in that way: each field once, in order, with lengths of minimal size.
-fn is_plain_event(message: &[u8]) -> bool {
-    let plain = || {
-        let (_, rest) = plain_field(message, EVENT_TYPE)?;
+        let (event_type, rest) = plain_field(message, EVENT_TYPE)?;
         let (object, end) = plain_field(rest, EVENT_OBJECT)?;
-        let (_, object_end) = plain_field(object, RAW_EXTENSION_RAW)?;
-        Some(end.is_empty() && object_end.is_empty())
+        let (document, object_end) = plain_field(object, RAW_EXTENSION_RAW)?;
+        (end.is_empty() && object_end.is_empty()).then_some((event_type, document))
     };
-    plain().unwrap_or(false)
+    let (event_type, document) =
+        plain().ok_or_else(|| not_plain(message, "a watch event in another order or length"))?;
+    let event_type = std::str::from_utf8(event_type).ok().and_then(EventType::parse);
+    Ok((event_type.ok_or(WireError::UnknownEventType)?, document))
 }
 
-/// Returns the payload of field `number`, which must be the only field of `message`.
-fn sole_field(message: &[u8], number: u8) -> Result<&[u8], WireError> {
+/// Returns the error for a message that is not encoded as the apiserver and this module encode it: each field once, in
+/// order, with lengths of minimal size.
+fn not_plain(message: &[u8], layout: &'static str) -> WireError {
     let mut fields = FieldReader::new(message);
-    match (fields.next_field()?, fields.next_field()?) {
-        (Some(field), None) if field.number == u32::from(number) => Ok(field.bytes()?),
-        _ => Err(WireError::Protobuf("not a plain RawExtension")),
+    loop {
+        match fields.next_field() {
+            Ok(Some(_)) => {}
+            Ok(None) => return WireError::Layout(layout),
+            Err(error) => return error.into(),
+        }
     }
 }
 

@@ -27,7 +27,6 @@ const ROW_WITHOUT_TYPE_META: &str = "a row whose object has no kind and apiVersi
 /// take `&self`, so one reader serves a feed's LIST and all its watches.
 pub struct ObjectReader {
     layout: JsonLayout,
-    fields: Arc<SelectableFieldTable>,
     paths: ObjectPaths,
     /// `apiVersion` and kind.
     expected: Option<(String, String)>,
@@ -106,10 +105,10 @@ impl ObjectReader {
     pub fn new(encoding: FeedEncoding, shape: JsonLayout, fields: Arc<SelectableFieldTable>) -> Self {
         let paths = match encoding {
             FeedEncoding::Json => ObjectPaths::Json(JsonPaths::new(&fields)),
-            FeedEncoding::Protobuf => ObjectPaths::Protobuf(ProtoPaths(fields.clone())),
+            FeedEncoding::Protobuf => ObjectPaths::Protobuf(ProtoPaths(fields)),
             FeedEncoding::Table => ObjectPaths::Table(JsonPaths::new(&fields), TableColumns::default()),
         };
-        Self { layout: shape, fields, paths, expected: None, account: None }
+        Self { layout: shape, paths, expected: None, account: None }
     }
 
     /// Records the columns of Tables in `columns`.
@@ -141,11 +140,6 @@ impl ObjectReader {
             ObjectPaths::Protobuf(_) => FeedEncoding::Protobuf,
             ObjectPaths::Table(..) => FeedEncoding::Table,
         }
-    }
-
-    /// Returns the table that defines the order of [`SelectableAttributes::fields`](kubeapi::SelectableAttributes).
-    pub fn fields(&self) -> &Arc<SelectableFieldTable> {
-        &self.fields
     }
 
     /// Decodes one whole frame from a [`FrameSplitter`](super::FrameSplitter).
@@ -294,15 +288,14 @@ impl ObjectReader {
         };
         self.check_kind(api_version, kind)?;
         match self.layout {
-            JsonLayout::BuiltIn => json_reader::type_meta_len(found.document(), kind, api_version),
+            JsonLayout::BuiltIn => json_reader::type_meta_len(found.document, kind, api_version),
             JsonLayout::Custom => Ok(0),
         }
     }
 
     fn protobuf_list(&self, paths: &ProtoPaths, page: &[u8]) -> Result<ListPage, WireError> {
         let ProtobufDocument { api_version, kind, raw } = ProtobufDocument::split(page)?;
-        let (mut resource_version, mut continue_token, mut remaining) = ("", "", None);
-        let mut items = Vec::new();
+        let (mut metadata, mut items) = (ParsedListMetadata::default(), Vec::new());
         let mut fields = FieldReader::new(raw);
         while let Some(field) = fields.next_field()? {
             let message = field.bytes()?;
@@ -311,9 +304,9 @@ impl ObjectReader {
                     let mut fields = FieldReader::new(message);
                     while let Some(field) = fields.next_field()? {
                         match u8::try_from(field.number).unwrap_or(u8::MAX) {
-                            LIST_META_RESOURCE_VERSION => resource_version = field.text()?,
-                            LIST_META_CONTINUE => continue_token = field.text()?,
-                            LIST_META_REMAINING => remaining = field.count(),
+                            LIST_META_RESOURCE_VERSION => metadata.resource_version = field.text()?.into(),
+                            LIST_META_CONTINUE => metadata.continue_token = field.text()?.to_owned(),
+                            LIST_META_REMAINING => metadata.remaining = field.count().map(u64::cast_signed),
                             _ => {}
                         }
                     }
@@ -325,9 +318,7 @@ impl ObjectReader {
                 _ => return Err(WireError::Protobuf("a list with fields beyond metadata and items")),
             }
         }
-        let resource_version = parse_resource_version(resource_version)?;
-        let (continue_token, kind, api_version) = (continue_token.to_owned(), kind.to_owned(), api_version.to_owned());
-        Ok(ListPage { resource_version, continue_token, remaining, items, kind, api_version })
+        ListPage::of(metadata, Ok(items), kind, api_version)
     }
 
     /// Returns the same object with its own copy of the body, so that the frame is not kept alive.

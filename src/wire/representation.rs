@@ -96,6 +96,7 @@ base::labelled_enum! {
 
 impl Representation {
     /// All representations of objects.
+    #[cfg(test)]
     pub const ALL: [Self; 15] = [
         Self::Object(FeedEncoding::Json),
         Self::Object(FeedEncoding::Protobuf),

@@ -28,7 +28,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::WireError;
-use super::json_reader::{self, JsonPaths, ParsedListMetadata, ParsedObjectParts, json_found, utf8};
+use super::json_reader::{self, JsonPaths, ParsedListMetadata, ParsedObjectParts, json_found, raw_metadata, utf8};
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 /// The columns of a Table, once upstream has sent them. Clones share them.
@@ -102,12 +102,6 @@ pub struct TablePageRow<'a> {
 }
 
 #[derive(Deserialize)]
-struct TableRowObject<'a> {
-    #[serde(borrow)]
-    metadata: TableRowMetadata<'a>,
-}
-
-#[derive(Deserialize)]
 struct TableRowMetadata<'a> {
     #[serde(borrow)]
     name: Cow<'a, str>,
@@ -124,7 +118,8 @@ impl<'a> TablePage<'a> {
         let TableDocument { metadata, column_definitions, rows, .. } = document_of(utf8(list)?.trim_end())?;
         let row = |row: &'a RawValue| {
             let object = object_in(row.get())?;
-            let TableRowObject { metadata } = serde_json::from_str(&row.get()[object.clone()])?;
+            let metadata: TableRowMetadata<'_> =
+                serde_json::from_str(raw_metadata(row.get()[object.clone()].as_bytes())?)?;
             if metadata.name.is_empty() || metadata.namespace.is_empty() == namespaced {
                 return Err(WireError::Layout("Table row without the key of its object"));
             }
@@ -181,12 +176,11 @@ pub(super) fn one_row<'a>(frame: &'a [u8], paths: &JsonPaths) -> Result<SingleRo
     let document = utf8(document)?;
     let TableDocument { metadata, rows, .. } = document_of(document)?;
     let Some([row]) = rows.as_deref() else { return Err(UNEXPECTED_LAYOUT) };
-    let rest = document.strip_prefix(TYPE_META).and_then(|body| body.strip_prefix(VERSION)).ok_or(UNEXPECTED_LAYOUT)?;
-    let rest = rest
-        .strip_prefix(&*metadata.resource_version)
-        .and_then(|rest| rest.strip_prefix(ROWS))
-        .ok_or(UNEXPECTED_LAYOUT)?;
-    if rest.strip_prefix(row.get()) != Some(TAIL) {
+    let body = document.strip_prefix(TYPE_META).ok_or(UNEXPECTED_LAYOUT)?;
+    let (version, rows) = version_and_rows(body.as_bytes()).ok_or(UNEXPECTED_LAYOUT)?;
+    if version != metadata.resource_version.as_bytes()
+        || rows.strip_prefix(row.get().as_bytes()) != Some(TAIL.as_bytes())
+    {
         return Err(UNEXPECTED_LAYOUT);
     }
     let object = object_in(row.get())?;
@@ -194,9 +188,9 @@ pub(super) fn one_row<'a>(frame: &'a [u8], paths: &JsonPaths) -> Result<SingleRo
     if found.resource_version_text() != Some(&*metadata.resource_version) {
         return Err(WireError::BadResourceVersion);
     }
-    let start = document.as_ptr().addr() + TYPE_META.len() - frame.as_ptr().addr();
-    let object_at = VERSION.len() + metadata.resource_version.len() + ROWS.len() + object.start;
-    Ok(SingleRowTable { event_type, found, body: start..start + document.len() - TYPE_META.len(), object_at })
+    let start = body.as_ptr().addr() - frame.as_ptr().addr();
+    let object_at = VERSION.len() + version.len() + ROWS.len() + object.start;
+    Ok(SingleRowTable { event_type, found, body: start..start + body.len(), object_at })
 }
 
 /// Splits a list into its metadata and its rows in the normal form, and records its columns.

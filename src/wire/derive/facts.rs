@@ -54,7 +54,7 @@ pub(super) struct MessageSchema {
 #[derive(Deserialize)]
 pub(super) struct ProtobufFieldSchema {
     pub(super) name: &'static str,
-    number: usize,
+    pub(super) number: usize,
     pub(super) kind: SchemaValueType,
     pub(super) arity: FieldCardinality,
     /// Whether JSON omits the field although it is on the wire.

@@ -1,7 +1,6 @@
 //! The output formats of Go's `encoding/json` and `strconv`: text, numbers and JSON inside JSON.
 
 use super::TranscodeRefusal;
-use crate::wire::object::DecimalDigits;
 
 /// Writes `text` as a JSON string, HTML-safe: `< > &` and U+2028/9 escaped, invalid UTF-8 replaced byte by byte
 /// (R-JSON-1).
@@ -132,15 +131,8 @@ pub(super) fn put_compact(out: &mut Vec<u8>, json: &[u8]) -> Result<(), Transcod
     Ok(())
 }
 
-pub(super) fn put_int(out: &mut Vec<u8>, value: i64) {
-    if value < 0 {
-        out.push(b'-');
-    }
-    put_uint(out, value.unsigned_abs());
-}
-
-pub(super) fn put_uint(out: &mut Vec<u8>, value: u64) {
-    out.extend_from_slice(DecimalDigits::default().write(value));
+pub(super) fn put_int(out: &mut Vec<u8>, value: impl itoa::Integer) {
+    out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
 }
 
 /// Writes `value`, which must be less than 10^`width`, with leading zeros.
@@ -188,15 +180,15 @@ pub(super) fn put_duration(out: &mut Vec<u8>, nanoseconds: i64) {
     };
     let mut whole = magnitude / 10_u64.pow(places);
     if magnitude >= 3_600 * SECOND {
-        put_uint(out, whole / 3_600);
+        put_int(out, whole / 3_600);
         out.push(b'h');
     }
     if magnitude >= 60 * SECOND {
-        put_uint(out, whole / 60 % 60);
+        put_int(out, whole / 60 % 60);
         out.push(b'm');
         whole %= 60;
     }
-    put_uint(out, whole);
+    put_int(out, whole);
     put_fraction(out, magnitude % 10_u64.pow(places), places);
     out.extend_from_slice(unit.as_bytes());
     out.push(b'"');

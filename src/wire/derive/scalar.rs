@@ -201,7 +201,7 @@ const DAY: u64 = 86_400;
 /// The number of days in 400 years.
 const ERA: u64 = 146_097;
 /// Go's zero time, 0001-01-01, in Unix time.
-const ZERO_TIME: i64 = -62_135_596_800;
+pub(super) const ZERO_TIME: i64 = -62_135_596_800;
 /// The first year of Go's calendar: a year 1 of the cycle of 400 years.
 const FIRST_YEAR: i64 = -292_277_022_399;
 /// The number of seconds from the beginning of that year to 1970. Go also adds them modulo 2^64.

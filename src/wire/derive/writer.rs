@@ -235,8 +235,13 @@ impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
             SchemaValueType::IntOrString => scalar::put_int_or_string(self.out, item.bytes()?)?,
             SchemaValueType::Raw => scalar::put_raw(self.out, item.bytes()?)?,
             SchemaValueType::OrBool(id) => self.schema_or_bool(id, item.bytes()?)?,
-            SchemaValueType::OrArray(id) => self.schema_or_array(id, item.bytes()?)?,
-            SchemaValueType::OrStrings(id) => self.schema_or_strings(id, item.bytes()?)?,
+            SchemaValueType::OrArray(id) => {
+                self.schema_or_list(id, item.bytes()?, |writer, props| writer.message(id, props))?
+            }
+            SchemaValueType::OrStrings(id) => self.schema_or_list(id, item.bytes()?, |writer, text| {
+                put_text(writer.out, text);
+                Ok(())
+            })?,
         }
         Ok(())
     }
@@ -267,17 +272,6 @@ impl<'b> JsonBodyWriter<'_, 'b, '_> {
         let allows = WireFieldValue::Varint(allows.unwrap_or_default()).bool()?;
         self.out.extend_from_slice(if allows { b"true" } else { b"false" });
         Ok(())
-    }
-
-    fn schema_or_array(&mut self, schema: MessageSchemaId, union: &'b [u8]) -> Result<(), TranscodeRefusal> {
-        self.schema_or_list(schema, union, |writer, props| writer.message(schema, props))
-    }
-
-    fn schema_or_strings(&mut self, schema: MessageSchemaId, union: &'b [u8]) -> Result<(), TranscodeRefusal> {
-        self.schema_or_list(schema, union, |writer, text| {
-            put_text(writer.out, text);
-            Ok(())
-        })
     }
 
     /// Writes a list if it has elements, else the schema, else `null`.

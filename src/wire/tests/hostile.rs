@@ -238,23 +238,24 @@ fn invalid_protobuf_envelope_is_rejected() {
     let document = unknown("v1", "Pod", &body);
     let good = event(FeedEncoding::Protobuf, "ADDED", &document);
     let malformed: Check = |error| matches!(error, WireError::Protobuf(_));
+    let layout: Check = |error| matches!(error, WireError::Layout(_));
     let wrong_encoding: Check = |error| matches!(error, WireError::WrongEncoding);
     let object = |document: &[u8]| bytes(2, &bytes(1, document));
     let gzipped = [b"k8s\0".to_vec(), bytes(2, &body), text(3, "gzip")].concat();
     let json_inside = [b"k8s\0".to_vec(), bytes(2, b"{}"), text(4, "application/json")].concat();
     for (frame, check) in [
-        (length_prefixed(&[text(1, "ADDED"), object(&document), text(3, "")].concat()), malformed),
-        (length_prefixed(&[text(1, "ADDED"), text(1, "ADDED"), object(&document)].concat()), malformed),
-        (length_prefixed(&[text(1, "ADDED"), object(&document), object(&document)].concat()), malformed),
-        (length_prefixed(&[text(1, "ADDED"), bytes(2, &[])].concat()), malformed),
-        (length_prefixed(&text(1, "ADDED")), malformed),
-        (event(FeedEncoding::Protobuf, "ADDED", &gzipped), malformed),
-        (event(FeedEncoding::Protobuf, "ADDED", &json_inside), malformed),
+        (length_prefixed(&[text(1, "ADDED"), object(&document), text(3, "")].concat()), layout),
+        (length_prefixed(&[text(1, "ADDED"), text(1, "ADDED"), object(&document)].concat()), layout),
+        (length_prefixed(&[text(1, "ADDED"), object(&document), object(&document)].concat()), layout),
+        (length_prefixed(&[text(1, "ADDED"), bytes(2, &[])].concat()), layout),
+        (length_prefixed(&text(1, "ADDED")), layout),
+        (event(FeedEncoding::Protobuf, "ADDED", &gzipped), layout),
+        (event(FeedEncoding::Protobuf, "ADDED", &json_inside), layout),
         (event(FeedEncoding::Protobuf, "ADDED", &body), wrong_encoding),
         (event(FeedEncoding::Protobuf, "ADDED", b"{}"), wrong_encoding),
         (Pod::default().event(FeedEncoding::Json, JsonLayout::BuiltIn, "ADDED"), wrong_encoding),
         (event(FeedEncoding::Protobuf, "NEW", &document), |error| matches!(error, WireError::UnknownEventType)),
-        (length_prefixed(&object(&document)), |error| matches!(error, WireError::UnknownEventType)),
+        (length_prefixed(&object(&document)), layout),
         ([good.as_ref(), b"x"].concat().into(), malformed),
         (good.slice(..good.len() - 1), |error| matches!(error, WireError::Truncated)),
         (Bytes::new(), |error| matches!(error, WireError::Truncated)),

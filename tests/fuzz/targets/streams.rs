@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kube_fanout::wire::{
-    BookmarkTemplate, DeltaFrame, FeedEncoding, FrameEnvelope, FrameSplitter, JsonLayout, ListItemLengths, ListMeta,
-    ObjectReader, ObjectRenderer, ObjectRevision, Representation, WatchItem, WireError, same_items, same_rows,
-    websocket_payload,
+    BookmarkTemplate, DeltaFrame, FeedEncoding, FrameEnvelope, FrameSplitter, IncludeObjectPolicy, JsonLayout,
+    ListItemLengths, ListMeta, ObjectReader, ObjectRenderer, ObjectRevision, Representation, WatchItem, WireError,
+    same_items, same_rows, websocket_payload,
 };
 use kubeapi::{Gvr, MetaApiVersion, ResourceVersion, SelectableFieldTable};
 
@@ -122,7 +122,12 @@ pub fn events(input: &[u8]) {
 
 /// A derived form of an object has the same key and version, in its own encoding.
 fn derived(envelope: &FrameEnvelope, object: &ObjectRevision) {
-    for representation in Representation::ALL {
+    let of_objects = [FeedEncoding::Json, FeedEncoding::Protobuf].into_iter().flat_map(|encoding| {
+        let of_metadata =
+            [MetaApiVersion::V1, MetaApiVersion::V1beta1].map(|version| Representation::Metadata(encoding, version));
+        [Representation::Object(encoding)].into_iter().chain(of_metadata)
+    });
+    for representation in of_objects.chain(IncludeObjectPolicy::ALL.map(Representation::Table)) {
         let Some(renderer) = ObjectRenderer::derived(representation, envelope, 37) else { continue };
         let Ok(body) = renderer.body(object.body()) else { continue };
         let mut put = Vec::new();
