@@ -1,8 +1,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,9 +10,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::budget::{LruEviction, MemoryBudget};
-use super::frame_names::{self, FrameName, FrameNames};
 use crate::wire::Representation;
-use base::MemoryAccount;
+use base::{MemoryAccount, MemoryCharge};
 
 /// The cache of the encoded bytes of one feed's chunks. They are encoded once for all clients, and bounded.
 #[derive(Debug)]
@@ -24,11 +23,30 @@ pub struct ChunkCache {
     deflated: SingleFlightCache<EncodedChunkKey, DeflatedChunk>,
     /// Compressed frames of watches, each by its number and that of the frame to which it may refer.
     frames: SingleFlightCache<(u64, Option<u64>), DeflatedChunk>,
-    names: FrameNames,
+    /// The frames that watches were sent recently, by address and length. No other frame has the address of a kept one.
+    names: SingleFlightCache<(usize, usize), Arc<NamedFrame>>,
+    /// The number of names that were given.
+    named: AtomicU64,
     /// Whether the feed has ended. Then nothing is cached.
     is_closed: AtomicBool,
     budget: Arc<MemoryBudget>,
     account: Arc<MemoryAccount>,
+}
+
+/// The name of a frame that watches share. A compressed frame may refer to the frame that the watch was sent right
+/// before it. A watch keeps the name instead of the frame, so an idle watch keeps no frame alive.
+#[derive(Debug)]
+pub struct FrameName(Weak<NamedFrame>);
+
+#[derive(Debug)]
+struct NamedFrame {
+    /// Never 0 and never reused, unlike the address of the frame.
+    number: u64,
+    frame: Bytes,
+    /// The numbers of the frames that it was compressed after; 0 where there is none yet. Watches with other
+    /// predecessors share one form that refers to none, so the watches of one frame cause at most one compression more.
+    previous: [AtomicU64; PREDECESSORS_MAX],
+    _charge: MemoryCharge,
 }
 
 /// The bytes of a chunk's items or frames. Large bodies are slices of the store's own bytes.
@@ -59,14 +77,24 @@ const DEFLATED_BYTES: usize = 256;
 /// The time after which an unread copy is dropped.
 const COPIES_AGE_MAX: Duration = Duration::from_secs(10);
 
+/// The time after which an unread frame of watches is dropped.
+const FRAMES_AGE_MAX: Duration = Duration::from_secs(60);
+/// The maximum length of all named frames of a feed in bytes. Most of them are in the store or the ring too.
+const NAMED_BYTES_MAX: usize = 16 << 20;
+/// The number of bytes that are charged for a name beside its frame.
+const NAME_BYTES: usize = 256;
+/// The maximum number of predecessors that a frame is compressed after.
+const PREDECESSORS_MAX: usize = 4;
+
 impl ChunkCache {
     pub(super) fn new(budget: Arc<MemoryBudget>, account: Arc<MemoryAccount>) -> Self {
         Self {
             copies: SingleFlightCache::new(BYTES_MAX, Some(COPIES_AGE_MAX)),
             derived: SingleFlightCache::new(BYTES_MAX, None),
             deflated: SingleFlightCache::new(DEFLATED_BYTES_MAX, None),
-            frames: SingleFlightCache::new(BYTES_MAX / 4, Some(frame_names::AGE_MAX)),
-            names: FrameNames::default(),
+            frames: SingleFlightCache::new(BYTES_MAX / 4, Some(FRAMES_AGE_MAX)),
+            names: SingleFlightCache::new(NAMED_BYTES_MAX, Some(FRAMES_AGE_MAX)),
+            named: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
             budget,
             account,
@@ -112,15 +140,20 @@ impl ChunkCache {
     pub fn poll_deflated_frame<E>(
         &self,
         frame: &Bytes,
-        previous: Option<FrameName>,
+        previous: Option<&FrameName>,
         cx: &Context<'_>,
         make: impl FnOnce(&[u8]) -> Result<DeflatedChunk, E>,
     ) -> Poll<Result<(FrameName, DeflatedChunk), E>> {
-        let (name, previous) = self.names.name(frame, previous, &self.account);
-        let key = (name.number, previous.map(|previous| previous.number));
-        // If the previous frame was dropped since, the form refers to nothing, and is right for the same watches.
-        let make = || make(&previous.and_then(|previous| self.names.frame(previous)).unwrap_or_default());
-        self.poll_compressed(&self.frames, key, cx, make).map_ok(|made| (name, made))
+        let address = (frame.as_ptr().addr(), frame.len());
+        let named = ready!(self.names.poll_get_or_make(address, cx, || {
+            let (number, previous) = (self.named.fetch_add(1, Ordering::Relaxed) + 1, Default::default());
+            let named = NamedFrame { number, frame: frame.clone(), previous, _charge: self.account.charge(NAME_BYTES) };
+            Ok((Arc::new(named), frame.len() + NAME_BYTES))
+        }))?;
+        let previous = previous.and_then(|name| name.0.upgrade()).filter(|previous| named.may_follow(previous));
+        let key = (named.number, previous.as_ref().map(|previous| previous.number));
+        let make = || make(previous.as_ref().map_or(&[], |previous| &previous.frame));
+        self.poll_compressed(&self.frames, key, cx, make).map_ok(|made| (FrameName(Arc::downgrade(&named)), made))
     }
 
     fn poll_compressed<K: Copy + Eq + Hash, E>(
@@ -182,7 +215,21 @@ impl ChunkCache {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.copies.bytes() + self.derived.bytes() + self.deflated.bytes() + self.frames.bytes() + self.names.bytes()
+        self.copies.bytes()
+            + self.derived.bytes()
+            + self.deflated.bytes()
+            + self.frames.bytes()
+            + self.names.len() * NAME_BYTES
+    }
+}
+
+impl NamedFrame {
+    /// Returns whether the frame is compressed after `previous`.
+    fn may_follow(&self, previous: &Self) -> bool {
+        self.previous.iter().any(|slot| match slot.load(Ordering::Relaxed) {
+            0 => slot.compare_exchange(0, previous.number, Ordering::Relaxed, Ordering::Relaxed).is_ok(),
+            known => known == previous.number,
+        })
     }
 }
 
@@ -340,6 +387,11 @@ impl<K: Copy + Eq + Hash, T: Clone> SingleFlightCache<K, T> {
     pub(super) fn bytes(&self) -> usize {
         self.table.lock().bytes
     }
+
+    /// Returns the number of cached values.
+    fn len(&self) -> usize {
+        self.table.lock().order.len()
+    }
 }
 
 impl<K: Copy + Eq + Hash, T: Clone> LruEviction for SingleFlightCache<K, T> {
@@ -414,3 +466,6 @@ impl<K: Copy + Eq + Hash, T> Drop for SingleFlightLeader<'_, K, T> {
         slot.into_iter().for_each(SingleFlightSlot::wake);
     }
 }
+
+#[cfg(test)]
+mod tests;

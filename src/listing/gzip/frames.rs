@@ -135,7 +135,7 @@ impl GzipFrames {
                     polled.map_ok(|made| (LastPiece::Chunk(key.chunk, made.crc, text.clone()), Some(made)))
                 }
                 (FramePiece::Shared(_), last) => {
-                    let previous = if let LastPiece::Shared(name) = last { Some(*name) } else { None };
+                    let previous = if let LastPiece::Shared(name) = last { Some(name) } else { None };
                     let previous = previous.filter(|_| !self.is_secret);
                     let polled = chunks.poll_deflated_frame(text, previous, &context, deflate);
                     polled.map_ok(|(name, made)| (LastPiece::Shared(name), Some(made)))
