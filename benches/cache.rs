@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kube_fanout::cache::{
-    CacheConfig, CacheReader, CacheWriter, CollectionView, FeedCursor, FeedSnapshot, ObjectChange, PullResult,
-    WatchStartPosition,
+    CacheConfig, CacheReader, CacheWriter, CollectionView, FeedCursor, FeedSnapshot, MemoryBudget, ObjectChange,
+    PullResult, SnapshotPins, WatchStartPosition,
 };
 use kube_fanout::wire::{FeedEncoding, ObjectRenderer, Representation};
 use kubeapi::{MetaApiVersion, ResourceVersion};
@@ -41,7 +41,8 @@ impl Bench {
         let pods = Pods::new(FeedEncoding::Protobuf);
         let config =
             CacheConfig { window_events_max: usize::try_from(EVENTS).expect("a few"), ..CacheConfig::default() };
-        let (mut writer, cache) = CacheWriter::new(config, Pods::gvr(), pods.envelope.clone(), true);
+        let budget = MemoryBudget::new(config.memory_bytes_max, SnapshotPins::default());
+        let (mut writer, cache) = CacheWriter::within(&budget, config, Pods::gvr(), pods.envelope.clone(), true);
         writer.replace(FeedSnapshot::from_objects(ResourceVersion(1), Vec::new()));
         Self { writer, cache, changes: Changes { pods, rv: 0 } }
     }

@@ -12,25 +12,19 @@
 //! is upstream's resourceVersion and `seq` is the feed's own dense index; they are never mixed. This layer has no async
 //! I/O and no HTTP.
 
-mod backfilled_events;
 mod budget;
 mod chunk_cache;
-mod chunks;
 mod cursor;
 mod derived_json;
 mod event;
 mod history_start;
 mod lane;
 mod lane_index;
-mod lane_key;
-mod lifecycle;
 mod metrics;
-mod observers;
 mod paging_snapshots;
 mod pinned;
 mod reader;
 mod resume_marker;
-mod retained_snapshots;
 mod ring;
 mod shared;
 mod snapshot;
@@ -43,22 +37,19 @@ mod writer;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use backfilled_events::{BackfillMismatch, BackfilledEvents, EventRingHeadroom, MissingPreviousState};
 pub use budget::{MemoryBudget, MemoryKind, MemoryUse, ReclaimableMemoryKind};
 pub use chunk_cache::{ChunkCache, ChunkObjectEncoding, DeflatedChunk, EncodedChunkKey, FrameName, PlainChunk};
-pub use chunks::{ObjectChunk, ObjectChunkBuilder};
-pub use cursor::{CursorStopReason, EventFilterDecision, FeedCursor, PullResult, SnapshotWithPosition};
+pub use cursor::{CursorStopReason, EventFilterDecision, FeedCursor, LaneObserver, PullResult, SnapshotWithPosition};
 pub use event::{FeedEvent, watch_event_type};
-pub use history_start::HistoryStart;
+pub use history_start::{BackfillMismatch, HistoryStart};
 pub use lane::PendingEventCount;
-pub use lifecycle::{FeedEndReason, FeedState};
 pub use metrics::describe;
-pub use observers::{FeedProgressReceiver, LaneObserver};
 pub use pinned::{SnapshotPin, SnapshotPins};
 pub use reader::{CacheReader, OpenedWatch, VersionTooOld, WatchStartPosition};
 pub use resume_marker::ResumeMarker;
-pub use shared::FeedProgress;
-pub use snapshot::FeedSnapshot;
+pub use ring::{BackfilledEvents, EventRingHeadroom};
+pub use shared::{FeedEndReason, FeedProgress, FeedProgressReceiver, FeedState};
+pub use snapshot::{FeedSnapshot, ObjectChunk, ObjectChunkBuilder};
 pub use staging::{OverMemoryBudget, SnapshotStaging};
 pub use timeline::{CacheStats, FeedStateId, ObjectChange, OutOfOrderChange};
 pub use view::CollectionView;

@@ -122,10 +122,8 @@ pub(super) trait BudgetedFeed: fmt::Debug + Send + Sync {
     fn reclaimable(&self, pinned: usize) -> usize;
     /// Shortens the history to `bytes`. It holds the lock for `events_at_once` events at a time.
     fn shrink_ring(&self, bytes: usize, events_at_once: usize);
-    /// Returns the time at which the oldest snapshot of a paging client was last used.
-    fn oldest_paging(&self) -> Option<Instant>;
-    /// Drops the oldest paging snapshot.
-    fn drop_oldest_paging(&self);
+    /// Returns the snapshots of paging clients.
+    fn paging(&self) -> &dyn LruEviction;
 }
 
 /// The time to wait for ended watches to release their states.
@@ -268,30 +266,27 @@ impl MemoryBudget {
     /// history get 410. Only [`enforce`](Self::enforce) ends a feed, and only if none of this is enough.
     fn make_room(&self, feeds: &[Arc<dyn BudgetedFeed>], goal: usize, pending: &mut PendingMemoryRelease) {
         self.drop_derived(feeds, goal);
-        self.drop_paging(feeds, goal);
+        let paging: Vec<_> = feeds.iter().map(|feed| feed.paging()).collect();
+        self.drop_oldest(&paging, goal, ReclaimableMemoryKind::Paging);
         self.end_watches(goal, pending);
         self.shrink_rings(feeds, goal.saturating_add(pending.bytes));
     }
 
     fn drop_derived(&self, feeds: &[Arc<dyn BudgetedFeed>], goal: usize) {
-        let kept: Vec<&dyn LruEviction> = feeds.iter().flat_map(|feed| feed.derived()).collect();
-        let first = |(place, kept): (usize, &&dyn LruEviction)| kept.oldest().map(|since| Reverse((since, place)));
-        let mut order: BinaryHeap<_> = kept.iter().enumerate().filter_map(first).collect();
+        let derived: Vec<_> = feeds.iter().flat_map(|feed| feed.derived()).collect();
+        self.drop_oldest(&derived, goal, ReclaimableMemoryKind::Derived);
+    }
+
+    /// Drops the oldest entries of all caches until at most `goal` bytes are in use.
+    fn drop_oldest(&self, caches: &[&dyn LruEviction], goal: usize, kind: ReclaimableMemoryKind) {
+        let first = |(place, cache): (usize, &&dyn LruEviction)| cache.oldest().map(|since| Reverse((since, place)));
+        let mut order: BinaryHeap<_> = caches.iter().enumerate().filter_map(first).collect();
         while self.total.bytes() > goal
             && let Some(Reverse((_, place))) = order.pop()
         {
-            kept[place].drop_oldest();
-            order.extend(first((place, &kept[place])));
-            self.count(ReclaimableMemoryKind::Derived);
-        }
-    }
-
-    fn drop_paging(&self, feeds: &[Arc<dyn BudgetedFeed>], goal: usize) {
-        while self.total.bytes() > goal {
-            let oldest = feeds.iter().filter_map(|feed| feed.oldest_paging().map(|since| (since, feed)));
-            let Some((_, feed)) = oldest.min_by_key(|(since, _)| *since) else { return };
-            feed.drop_oldest_paging();
-            self.count(ReclaimableMemoryKind::Paging);
+            caches[place].drop_oldest();
+            order.extend(first((place, &caches[place])));
+            self.count(kind);
         }
     }
 

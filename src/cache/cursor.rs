@@ -4,9 +4,9 @@ use std::task::Waker;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::lane::{EventLane, LaneReadResult};
+use super::lane::{EventLane, LaneReadResult, PendingEventCount};
 use super::shared::{FeedProgress, SharedFeedCache};
-use super::{CollectionView, FeedEvent, FeedSnapshot, LaneObserver, metrics};
+use super::{CollectionView, FeedEvent, FeedSnapshot, metrics};
 use crate::wire::{ObjectRenderer, TranscodeError};
 use kubeapi::{EventType, ResourceVersion};
 
@@ -83,6 +83,14 @@ pub enum EventFilterDecision {
 pub struct SnapshotWithPosition {
     pub snapshot: FeedSnapshot,
     seq: u64,
+}
+
+/// A read-only observer of a reader's lane. It keeps no event alive and never delays the reader.
+#[derive(Debug, Clone)]
+pub struct LaneObserver {
+    shared: Arc<SharedFeedCache>,
+    lane: Arc<EventLane>,
+    view: Arc<CollectionView>,
 }
 
 /// The maximum number of events processed in one batch. It bounds the time between two checks of the client.
@@ -278,7 +286,7 @@ impl FeedCursor {
 
     /// Returns an observer of the reader's lane.
     pub fn follower(&self) -> LaneObserver {
-        LaneObserver::new(self.shared.clone(), self.lane.clone(), self.view.clone())
+        LaneObserver { shared: self.shared.clone(), lane: self.lane.clone(), view: self.view.clone() }
     }
 
     /// Returns whether this reader skips events of version `rv`, because it requested later ones.
@@ -303,7 +311,29 @@ impl FeedCursor {
 impl Drop for FeedCursor {
     fn drop(&mut self) {
         if self.lane.remove_reader(self.slot) && !self.lane.key().is_all() {
-            self.shared.timeline.write().ring.release_lane(self.lane.key());
+            self.shared.timeline.write().ring.narrow.release(self.lane.key());
         }
+    }
+}
+
+impl LaneObserver {
+    /// Returns the view of the reader that is being followed.
+    pub fn view(&self) -> &CollectionView {
+        &self.view
+    }
+
+    /// Returns the number of events that the lane has from position `next` on.
+    pub fn waiting(&self, next: u64) -> PendingEventCount {
+        self.lane.waiting(next)
+    }
+
+    /// Returns the progress of the feed.
+    pub fn progress(&self) -> FeedProgress {
+        self.shared.progress()
+    }
+
+    /// Returns the resource as metrics name it.
+    pub fn resource(&self) -> String {
+        self.shared.gvr.to_string()
     }
 }

@@ -38,10 +38,7 @@ pub struct FeedEvent {
 /// block.
 #[derive(Debug)]
 struct DerivedFrame {
-    representation: Representation,
-    event_type: EventType,
-    /// Whether the frame is the difference to the previous object, for downstream proxies.
-    is_delta: bool,
+    kind: DerivedFrameKind,
     /// The server release for which the frame was written.
     release: u32,
     frame: Bytes,
@@ -49,6 +46,10 @@ struct DerivedFrame {
     total_bytes: Arc<AtomicUsize>,
     next: DerivedFrameLink,
 }
+
+/// The representation, the event type, and whether the frame is the difference to the previous object, for downstream
+/// proxies.
+type DerivedFrameKind = (Representation, EventType, bool);
 
 type DerivedFrameLink = OnceLock<Box<DerivedFrame>>;
 
@@ -164,8 +165,8 @@ impl FeedEvent {
         make: impl FnOnce() -> Result<Bytes, TranscodeError>,
     ) -> Result<Option<Bytes>, TranscodeError> {
         let some = |frame: Bytes| Some(frame).filter(|frame| !frame.is_empty());
-        let representation = renderer.representation();
-        let known = self.derived_frames().find(|known| known.is(representation, event_type, is_delta));
+        let kind = (renderer.representation(), event_type, is_delta);
+        let known = self.derived_frames().find(|known| known.kind == kind);
         if let Some(known) = known.filter(|known| known.release == renderer.release()) {
             return Ok(some(known.frame.clone()));
         }
@@ -178,20 +179,15 @@ impl FeedEvent {
         let frame = made.account.charge_bytes(frame);
         made.bytes.fetch_add(frame.len(), Ordering::Relaxed);
         let (release, total_bytes, next) = (renderer.release(), made.bytes.clone(), OnceLock::new());
-        let derived =
-            DerivedFrame { representation, event_type, is_delta, release, frame: frame.clone(), total_bytes, next };
-        self.keep(derived);
+        self.keep(DerivedFrame { kind, release, frame: frame.clone(), total_bytes, next });
         Ok(some(frame))
     }
 
     fn keep(&self, derived: DerivedFrame) {
-        let (representation, event_type, is_delta) = (derived.representation, derived.event_type, derived.is_delta);
-        let mut derived = Box::new(derived);
-        let mut next = &self.derived_frames;
+        let kind = derived.kind;
+        let (mut derived, mut next) = (Box::new(derived), &self.derived_frames);
         while let Err(rejected) = next.set(derived) {
-            let Some(other) = next.get().filter(|other| !other.is(representation, event_type, is_delta)) else {
-                return;
-            };
+            let Some(other) = next.get().filter(|other| other.kind != kind) else { return };
             (derived, next) = (rejected, &other.next);
         }
     }
@@ -223,12 +219,6 @@ impl FeedEvent {
     pub(super) fn charge(&self) -> usize {
         let previous = self.previous.as_ref().map_or(0, |previous| previous.size());
         self.frame.len() + self.object.size() - self.object.body().len() + previous + size_of::<Self>()
-    }
-}
-
-impl DerivedFrame {
-    fn is(&self, representation: Representation, event_type: EventType, is_delta: bool) -> bool {
-        self.representation == representation && self.event_type == event_type && self.is_delta == is_delta
     }
 }
 

@@ -1,4 +1,19 @@
-//! The beginning of a feed's history, and the check that earlier events lead to it.
+//! The beginning of a feed's history, and the check that earlier events lead to it. Earlier events are read from
+//! upstream for clients that resume from there. They are used only if they provably lead to the list.
+//!
+//! A list contains the state at its version, without the events that led to it. Upstream's own history contains those
+//! events until it is compacted. They are put in front of the ring if they join its history without a gap and without a
+//! contradiction:
+//!
+//! 1. The events are all events after one version, in order, up to the beginning of the history.
+//! 2. Each event follows from the previous event of the same object: no object is added twice or changed after
+//!    deletion.
+//! 3. The last event of each object leaves it in its state at the beginning of the history.
+//! 4. Each object that exists at that point with a version above the start version has an event.
+//!
+//! The state of an object before its first event is unknown, unless that event adds or deletes it. So a watch may start
+//! before such a `Modified` event only if its view selects by key
+//! ([`CollectionView::depends_only_on_key`](super::CollectionView::depends_only_on_key)).
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -8,10 +23,7 @@ use tokio::time::Instant;
 
 use super::lane::{EventLane, LaneReadResult};
 use super::shared::SharedFeedCache;
-use super::{
-    BackfillMismatch, BackfilledEvents, CacheReader, EventRingHeadroom, FeedEvent, FeedSnapshot, MemoryKind,
-    MissingPreviousState, ObjectChange,
-};
+use super::{BackfilledEvents, CacheReader, EventRingHeadroom, FeedEvent, FeedSnapshot, MemoryKind, ObjectChange};
 use crate::wire::ObjectRevision;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
@@ -30,6 +42,15 @@ pub struct HistoryStart {
     /// The objects that have changed since the beginning, with their state at the beginning.
     changed: HashMap<ObjectKey, ObjectStateAtStart>,
     shared: Arc<SharedFeedCache>,
+}
+
+/// A difference between backfilled events and the feed's history in one object, which shows that they are not from the
+/// same history.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("events of {key} up to resourceVersion {rv} do not lead to the cached object")]
+pub struct BackfillMismatch {
+    pub key: ObjectKey,
+    pub rv: ResourceVersion,
 }
 
 /// The state of an object at the beginning of a history.
@@ -51,7 +72,7 @@ impl CacheReader {
     }
 
     /// Returns the events whose objects' previous state is unknown, oldest first.
-    pub fn events_without_previous(&self) -> Vec<MissingPreviousState> {
+    pub fn events_without_previous(&self) -> Vec<Arc<FeedEvent>> {
         let (all, seqs) = {
             let timeline = self.shared.timeline.read();
             let seqs = timeline.ring.first_seq()..timeline.ring.seq_after(timeline.base);
@@ -59,7 +80,11 @@ impl CacheReader {
         };
         let mut found = Vec::new();
         // Events that have left the ring during the read need no previous state.
-        let _ = read_all(&all, seqs, |event| found.extend(MissingPreviousState::of(event.clone())));
+        let _ = read_all(&all, seqs, |event| {
+            if event.event_type == EventType::Modified && event.previous.is_none() {
+                found.push(event.clone());
+            }
+        });
         found
     }
 

@@ -5,9 +5,9 @@ use std::task::Waker;
 use parking_lot::Mutex;
 use slab::Slab;
 
-use super::lane_key::LaneKey;
 use super::{CollectionView, FeedEvent};
 use base::CoreWaker;
+use kubeapi::{LabelOperator, Selector};
 
 /// A sequence of events that readers follow: all events of a feed, or those that match its key.
 ///
@@ -328,4 +328,112 @@ impl ReaderWakers {
         proxies.extend(others);
         proxies
     }
+}
+
+/// Identifies the lane of a reader: one namespace or all, and the narrowest term of its selector.
+///
+/// The key has both parts, because either may be narrower: a namespace may hold one object or all of them, and so may a
+/// label value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct LaneKey {
+    pub(super) namespace: Option<Box<str>>,
+    /// The term that the lane covers: every object that the selector matches also matches it. A set of values of one
+    /// label is a term for each value, in their order.
+    pub(super) terms: Vec<LaneTerm<Box<str>>>,
+}
+
+/// What the events of a lane have in common. A lane owns its text, and an event borrows it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum LaneTerm<T> {
+    Whole,
+    Name(T),
+    /// The value of a field, by the field's index in the resource's table.
+    Field(usize, T),
+    Label(T, T),
+    HasLabel(T),
+}
+
+/// The largest set of label values that has its own lane, because events look up the set under each value. A larger set
+/// uses the lane of all objects with the label.
+pub(super) const LANE_VALUES_MAX: usize = 16;
+
+/// The fields whose value identifies an object, most precise first. Other fields only classify objects, and one class
+/// may contain nearly all of them (`status.phase=Running`).
+const IDENTIFYING_FIELDS: [&str; 10] = [
+    "involvedObject.uid",
+    "regarding.uid",
+    "involvedObject.name",
+    "regarding.name",
+    "spec.podName",
+    "status.podIP",
+    "spec.clusterIP",
+    "spec.nodeName",
+    "status.nominatedNodeName",
+    "spec.signerName",
+];
+
+impl LaneKey {
+    /// Returns the narrowest lane that contains every event that the view can match, by a rule that does not depend on
+    /// the objects. Negative requirements have no lane, because they match nearly all objects.
+    pub(super) fn of(view: &CollectionView) -> Self {
+        let selector = view.selector();
+        // The first of equal terms wins, so that two spellings of one selector share a lane.
+        let terms = match selector.fields.required_name() {
+            Some(name) => vec![LaneTerm::Name(name.into())],
+            None => match fields(selector).chain(labels(selector)).min_by_key(|(selectivity, _)| *selectivity) {
+                Some((_, terms)) => terms,
+                None => vec![LaneTerm::Whole],
+            },
+        };
+        Self { namespace: view.namespace().map(Into::into), terms }
+    }
+
+    /// Returns the key of the lane of every event.
+    pub(super) fn all() -> Self {
+        Self { namespace: None, terms: vec![LaneTerm::Whole] }
+    }
+
+    pub(super) fn is_all(&self) -> bool {
+        self.namespace.is_none() && self.terms == [LaneTerm::Whole]
+    }
+}
+
+/// The estimated width of a term, narrow ones first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum LaneTermSelectivity {
+    /// A field that identifies objects, by its index in `IDENTIFYING_FIELDS`.
+    Identifying(usize),
+    /// A set of label values, ordered by its size.
+    LabelIn(usize),
+    Field,
+    HasLabel,
+}
+
+type SelectiveTerms = (LaneTermSelectivity, Vec<LaneTerm<Box<str>>>);
+
+fn fields(selector: &Selector) -> impl Iterator<Item = SelectiveTerms> {
+    selector.fields.required_fields().map(|(key, position, value)| {
+        // An empty value identifies nothing, because most objects may have none.
+        let telling = IDENTIFYING_FIELDS.iter().position(|telling| *telling == key && !value.is_empty());
+        let selectivity = telling.map_or(LaneTermSelectivity::Field, LaneTermSelectivity::Identifying);
+        (selectivity, vec![LaneTerm::Field(position, value.into())])
+    })
+}
+
+fn labels(selector: &Selector) -> impl Iterator<Item = SelectiveTerms> {
+    selector.labels.requirements().iter().filter_map(|requirement| {
+        let key: Box<str> = requirement.key().into();
+        match (requirement.operator(), requirement.values()) {
+            (LabelOperator::Equals | LabelOperator::DoubleEquals | LabelOperator::In, values @ [_, ..])
+                if values.len() <= LANE_VALUES_MAX =>
+            {
+                let terms = values.iter().map(|value| LaneTerm::Label(key.clone(), value.clone())).collect();
+                Some((LaneTermSelectivity::LabelIn(values.len()), terms))
+            }
+            (LabelOperator::In | LabelOperator::Exists | LabelOperator::GreaterThan | LabelOperator::LessThan, _) => {
+                Some((LaneTermSelectivity::HasLabel, vec![LaneTerm::HasLabel(key)]))
+            }
+            _ => None,
+        }
+    })
 }

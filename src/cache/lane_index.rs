@@ -3,8 +3,7 @@ use std::hash::{BuildHasher as _, BuildHasherDefault, Hash, Hasher};
 use std::sync::Arc;
 
 use super::FeedEvent;
-use super::lane::EventLane;
-use super::lane_key::{LaneKey, LaneSelectorTerm};
+use super::lane::{EventLane, LaneKey, LaneTerm};
 use indexmap::IndexMap;
 use indexmap::map::Entry;
 use kubeapi::SelectableAttributes;
@@ -22,7 +21,7 @@ pub(super) struct NarrowLanes {
     lanes: IndexMap<u64, Vec<Arc<EventLane>>, BuildHasherDefault<IdentityHasher>>,
     hasher: RandomState,
     /// The number of lanes of each kind. The first part of a key is whether they span one namespace.
-    kinds: IndexMap<(bool, LaneKind), usize>,
+    kinds: IndexMap<(bool, LaneTerm<()>), usize>,
     /// The number of lanes for each label key.
     label_keys: IndexMap<Box<str>, usize>,
     /// The number of open lanes.
@@ -47,26 +46,6 @@ impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
-}
-
-#[derive(Debug, PartialEq, Eq, Hash)]
-enum LaneKind {
-    Whole,
-    Name,
-    /// The lanes of a field, by its index in the table. A table has a dozen fields at most.
-    Field(usize),
-    Label,
-    HasLabel,
-}
-
-/// What an event of a lane has.
-#[derive(Hash)]
-enum EventTerm<'a> {
-    Whole,
-    Name(&'a str),
-    Field(usize, &'a str),
-    Label(&'a str, &'a str),
-    HasLabel(&'a str),
 }
 
 impl NarrowLanes {
@@ -138,20 +117,20 @@ impl NarrowLanes {
         for (is_namespaced, kind) in self.kinds.keys() {
             let namespace = is_namespaced.then_some(namespace);
             let mut look_up = |term| {
-                let lanes = self.lanes.get(&self.hash(namespace, term));
+                let lanes = self.lanes.get(&self.hash(namespace, &term));
                 lanes.into_iter().flatten().for_each(|lane| visit(lane));
             };
             match kind {
-                LaneKind::Whole => look_up(EventTerm::Whole),
-                LaneKind::Name => look_up(EventTerm::Name(name)),
-                LaneKind::Field(at) => both().for_each(|object| look_up(EventTerm::Field(*at, object.field(*at)))),
-                LaneKind::Label => {
+                LaneTerm::Whole => look_up(LaneTerm::Whole),
+                LaneTerm::Name(()) => look_up(LaneTerm::Name(name)),
+                LaneTerm::Field(at, ()) => both().for_each(|object| look_up(LaneTerm::Field(*at, object.field(*at)))),
+                LaneTerm::Label((), ()) => {
                     let labels = both().flat_map(|object| self.labels(object));
-                    labels.for_each(|(key, value)| look_up(EventTerm::Label(key, value)));
+                    labels.for_each(|(key, value)| look_up(LaneTerm::Label(key, value)));
                 }
-                LaneKind::HasLabel => {
+                LaneTerm::HasLabel(()) => {
                     let labels = both().flat_map(|object| self.labels(object));
-                    labels.for_each(|(key, _)| look_up(EventTerm::HasLabel(key)));
+                    labels.for_each(|(key, _)| look_up(LaneTerm::HasLabel(key)));
                 }
             }
         }
@@ -172,31 +151,23 @@ impl NarrowLanes {
 
     /// Returns the hashes of the events of a lane.
     fn hashes(&self, key: &LaneKey) -> Vec<u64> {
-        let hash = |term| self.hash(key.namespace.as_deref(), term);
-        vec![match &key.term {
-            LaneSelectorTerm::Whole => hash(EventTerm::Whole),
-            LaneSelectorTerm::Name(name) => hash(EventTerm::Name(name)),
-            LaneSelectorTerm::Field(at, value) => hash(EventTerm::Field(*at, value)),
-            LaneSelectorTerm::Label(key, value) => hash(EventTerm::Label(key, value)),
-            LaneSelectorTerm::HasLabel(key) => hash(EventTerm::HasLabel(key)),
-            LaneSelectorTerm::LabelIn(key, values) => {
-                return values.iter().map(|value| hash(EventTerm::Label(key, value))).collect();
-            }
-        }]
+        key.terms.iter().map(|term| self.hash(key.namespace.as_deref(), term)).collect()
     }
 
-    fn hash(&self, namespace: Option<&str>, term: EventTerm<'_>) -> u64 {
+    /// Returns the hash of a namespace and a term, whether a lane or an event has it.
+    fn hash(&self, namespace: Option<&str>, term: &LaneTerm<impl Hash>) -> u64 {
         self.hasher.hash_one((namespace, term))
     }
 
     /// Counts a lane that was opened (`1`) or dropped (`-1`).
     fn count(&mut self, key: &LaneKey, change: isize) {
-        let (kind, label_key) = match &key.term {
-            LaneSelectorTerm::Whole => (LaneKind::Whole, None),
-            LaneSelectorTerm::Name(_) => (LaneKind::Name, None),
-            LaneSelectorTerm::Field(at, _) => (LaneKind::Field(*at), None),
-            LaneSelectorTerm::Label(key, _) | LaneSelectorTerm::LabelIn(key, _) => (LaneKind::Label, Some(key)),
-            LaneSelectorTerm::HasLabel(key) => (LaneKind::HasLabel, Some(key)),
+        // The terms of one lane are of one kind.
+        let (kind, label_key) = match &key.terms[0] {
+            LaneTerm::Whole => (LaneTerm::Whole, None),
+            LaneTerm::Name(_) => (LaneTerm::Name(()), None),
+            LaneTerm::Field(at, _) => (LaneTerm::Field(*at, ()), None),
+            LaneTerm::Label(key, _) => (LaneTerm::Label((), ()), Some(key)),
+            LaneTerm::HasLabel(key) => (LaneTerm::HasLabel(()), Some(key)),
         };
         if let Some(key) = label_key {
             add(&mut self.label_keys, key.clone(), change);

@@ -1,7 +1,9 @@
 use std::collections::VecDeque;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::budget::LruEviction;
 use super::snapshot::SnapshotCapturePoint;
 use super::{CacheConfig, FeedSnapshot};
 use kubeapi::ResourceVersion;
@@ -42,17 +44,6 @@ impl PagingSnapshots {
         self.snapshots.remove(at)
     }
 
-    /// Returns the time at which the oldest snapshot was first kept.
-    pub(super) fn oldest(&self) -> Option<Instant> {
-        self.snapshots.iter().map(|(_, since)| *since).min()
-    }
-
-    pub(super) fn take_oldest(&mut self) -> Option<FeedSnapshot> {
-        let oldest = self.oldest()?;
-        let at = self.snapshots.iter().position(|(_, since)| *since == oldest)?;
-        self.snapshots.remove(at).map(|(snapshot, _)| snapshot)
-    }
-
     /// Returns the point at which the oldest paging snapshot was taken. That snapshot keeps the most memory alive.
     pub(super) fn first_taken(&self) -> Option<SnapshotCapturePoint> {
         self.snapshots.iter().map(|(snapshot, _)| snapshot.capture_point).min_by_key(|taken| taken.freed_bytes)
@@ -62,5 +53,19 @@ impl PagingSnapshots {
     pub(super) fn clear_before(&mut self, content: u64) {
         self.oldest_content = content;
         self.snapshots.clear();
+    }
+}
+
+impl LruEviction for Mutex<PagingSnapshots> {
+    fn oldest(&self) -> Option<Instant> {
+        self.lock().snapshots.iter().map(|(_, since)| *since).min()
+    }
+
+    fn drop_oldest(&self) {
+        let mut paging = self.lock();
+        let oldest = paging.snapshots.iter().enumerate().min_by_key(|(_, (_, since))| *since).map(|(at, _)| at);
+        // Dropped after the lock is released.
+        let _dropped = oldest.and_then(|at| paging.snapshots.remove(at));
+        drop(paging);
     }
 }

@@ -62,10 +62,12 @@ impl SnapshotPins {
         SnapshotPin { pins: self.clone(), id }
     }
 
+    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.0.lock().entries.len()
     }
 
+    #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -75,13 +77,13 @@ impl SnapshotPins {
         self.0.lock().entries.values().filter(|entry| entry.feed() == feed).count()
     }
 
-    /// Returns an upper bound of the bytes of objects that only pins keep alive: for each feed, those of its oldest
-    /// pin. Pins whose senders have been aborted do not count, because they are about to be dropped.
+    #[cfg(test)]
     pub fn bytes(&self) -> usize {
         self.bytes_by_feed().values().sum()
     }
 
-    /// Returns the same bound for each feed.
+    /// Returns for each feed an upper bound of the bytes of objects that only pins keep alive: those of its oldest pin.
+    /// Pins whose senders have been aborted do not count, because they are about to be dropped.
     pub(super) fn bytes_by_feed(&self) -> HashMap<*const (), usize> {
         let mut oldest = HashMap::new();
         for entry in self.entries() {

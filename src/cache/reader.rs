@@ -6,11 +6,8 @@ use tokio::time::{Instant, timeout_at};
 #[cfg(test)]
 use super::FeedEvent;
 use super::budget::{BudgetedFeed, SHRINK_EVENTS_MAX};
-use super::lane::PendingWakeups;
-use super::lane_key::LaneKey;
-use super::lifecycle::FeedState;
-use super::observers::FeedProgressReceiver;
-use super::shared::{FeedProgress, SharedFeedCache};
+use super::lane::{LaneKey, PendingWakeups};
+use super::shared::{FeedProgress, FeedProgressReceiver, FeedState, SharedFeedCache};
 use super::timeline::{CacheStats, FeedStateId, FeedTimeline};
 use super::{
     CacheConfig, ChunkCache, CollectionView, FeedCursor, FeedSnapshot, MemoryKind, SnapshotPin, SnapshotPins,
@@ -18,7 +15,7 @@ use super::{
 };
 use crate::wire::{FeedEncoding, FrameEnvelope, ObjectRenderer, ObjectRevision, Representation, TranscodeError};
 use base::{AbortSignal, MemoryAccount};
-use kubeapi::{Gvr, ObjectKey, ResourceVersion};
+use kubeapi::{ObjectKey, ResourceVersion};
 use tokio::sync::watch;
 
 /// The read access to one feed. Clones share it.
@@ -67,10 +64,6 @@ impl CacheReader {
         let bytes = config.window_bytes();
         self.shared.config.set(config);
         self.shared.shrink_ring(bytes, SHRINK_EVENTS_MAX);
-    }
-
-    pub fn gvr(&self) -> &Gvr {
-        &self.shared.gvr
     }
 
     pub fn envelope(&self) -> &FrameEnvelope {
@@ -126,7 +119,7 @@ impl CacheReader {
 
     /// Subscribes to the feed's progress.
     pub fn follow_progress(&self) -> FeedProgressReceiver {
-        FeedProgressReceiver::new(&self.shared)
+        FeedProgressReceiver { shared: self.shared.clone(), progress: self.shared.progress.subscribe() }
     }
 
     /// Completes when everything up to `rv` has been applied. It may never complete.
@@ -270,31 +263,18 @@ impl CacheReader {
                 (snapshot, timeline.progress, SKIP_NONE)
             }
         };
-        Ok(OpenedWatch { snapshot, cursor: self.cursor(&mut timeline, after, skip, view, &key) })
+        let next = timeline.ring.seq_after(after);
+        let lane = timeline.ring.open_lane(&key);
+        if timeline.has_ended {
+            lane.close(&mut PendingWakeups::default());
+        }
+        Ok(OpenedWatch { snapshot, cursor: FeedCursor::new(self.shared.clone(), lane, view, next, after, skip) })
     }
 
     /// Opens a watch at the end of the history, without a state.
     pub fn open_at_end(&self, view: CollectionView) -> OpenedWatch {
-        let key = LaneKey::of(&view);
-        let mut timeline = self.shared.timeline.write();
-        let after = timeline.progress;
-        OpenedWatch { snapshot: None, cursor: self.cursor(&mut timeline, after, SKIP_NONE, view, &key) }
-    }
-
-    fn cursor(
-        &self,
-        timeline: &mut FeedTimeline,
-        after: ResourceVersion,
-        skip: ResourceVersion,
-        view: CollectionView,
-        key: &LaneKey,
-    ) -> FeedCursor {
-        let next = timeline.ring.seq_after(after);
-        let lane = timeline.ring.open_lane(key);
-        if timeline.has_ended {
-            lane.close(&mut PendingWakeups::default());
-        }
-        FeedCursor::new(self.shared.clone(), lane, view, next, after, skip)
+        let opened = self.open(WatchStartPosition::UpstreamProgress, view).expect("no version is requested");
+        OpenedWatch { snapshot: None, ..opened }
     }
 
     /// Returns the frame of a bookmark at `rv`.
@@ -376,9 +356,20 @@ impl CacheReader {
     }
 
     pub fn stats(&self) -> CacheStats {
-        let SharedFeedCache { derived_json, chunks, .. } = &*self.shared;
+        let SharedFeedCache { derived_json, chunks, share, .. } = &*self.shared;
         let derived_bytes = self.shared.derived_frame_bytes() + derived_json.bytes() + chunks.bytes();
-        let memory_bytes = self.shared.share.used();
-        CacheStats { derived_bytes, memory_bytes, ..self.shared.timeline.read().stats() }
+        let FeedTimeline { store, ring, progress, .. } = &*self.shared.timeline.read();
+        CacheStats {
+            objects: store.objects.len(),
+            object_bytes: store.bytes,
+            events: ring.events,
+            event_bytes: ring.bytes,
+            derived_bytes,
+            memory_bytes: share.used(),
+            floor: ring.floor,
+            progress: *progress,
+            lanes: ring.narrow.len(),
+            span_seconds: ring.span_seconds(),
+        }
     }
 }

@@ -3,12 +3,10 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::backfilled_events::EventRingHeadroom;
 use super::budget::FeedMemoryAccounts;
-use super::lane::{EventLane, PendingWakeups};
+use super::lane::{EventLane, LaneKey, PendingWakeups};
 use super::lane_index::NarrowLanes;
-use super::lane_key::LaneKey;
-use super::{BackfilledEvents, CacheConfig, CollectionView, FeedEvent, MemoryKind};
+use super::{CacheConfig, CollectionView, FeedEvent, MemoryKind};
 use crate::wire::ObjectRevision;
 use base::MemoryCharge;
 use kubeapi::{ObjectKey, ResourceVersion};
@@ -18,7 +16,7 @@ use kubeapi::{ObjectKey, ResourceVersion};
 pub(super) struct EventRing {
     /// The lane of every event: the ring's own sequence, oldest first.
     pub(super) all: Arc<EventLane>,
-    narrow: NarrowLanes,
+    pub(super) narrow: NarrowLanes,
     pub(super) next_seq: u64,
     /// The oldest version that watches may start from: no later event has been evicted.
     pub(super) floor: ResourceVersion,
@@ -29,6 +27,25 @@ pub(super) struct EventRing {
     pub(super) bytes: usize,
     /// The memory charge for events, without their objects and frames.
     charge: MemoryCharge,
+}
+
+/// The free space in a history ring, in events and bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EventRingHeadroom {
+    pub events: usize,
+    pub bytes: usize,
+}
+
+/// Events that lead up to the beginning of a feed's history.
+#[derive(Debug)]
+pub struct BackfilledEvents {
+    /// The version that the first event follows.
+    pub(super) from: ResourceVersion,
+    /// The version at which the history began when these events were checked.
+    pub(super) until: ResourceVersion,
+    /// The version after which the previous state of every event's object is known.
+    pub(super) known: ResourceVersion,
+    pub(super) events: Vec<Arc<FeedEvent>>,
 }
 
 /// The first `seq` of a ring. Lower numbers are reserved for backfilled events.
@@ -96,16 +113,6 @@ impl EventRing {
     /// ring.
     pub(super) fn open_lane(&mut self, key: &LaneKey) -> Arc<EventLane> {
         if key.is_all() { self.all.clone() } else { self.narrow.open(key, self.next_seq) }
-    }
-
-    /// Drops a narrow lane if it has no readers left.
-    pub(super) fn release_lane(&mut self, key: &LaneKey) {
-        self.narrow.release(key);
-    }
-
-    /// Returns the number of open narrow lanes.
-    pub(super) fn narrow_lanes(&self) -> usize {
-        self.narrow.len()
     }
 
     /// Wakes every reader that waits for an event, for a bookmark or the end.
@@ -260,5 +267,16 @@ impl EventRing {
             (Some(first), Some(last)) => last.at.duration_since(first.at).as_secs_f64(),
             _ => 0.0,
         })
+    }
+}
+
+impl EventRingHeadroom {
+    /// Returns whether `events` events of `bytes` bytes fit.
+    pub fn takes(self, events: usize, bytes: usize) -> bool {
+        events <= self.events && bytes <= self.bytes
+    }
+
+    pub(super) fn has(self, past: &BackfilledEvents) -> bool {
+        self.takes(past.events.len(), past.events.iter().map(|event| event.charge()).sum())
     }
 }

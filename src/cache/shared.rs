@@ -1,3 +1,4 @@
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
@@ -6,7 +7,6 @@ use tokio::time::Instant;
 use super::budget::{BudgetedFeed, FeedMemoryShare, LruEviction};
 use super::derived_json::DerivedJsonCache;
 use super::event::DerivedFrameAccounts;
-use super::lifecycle::FeedState;
 use super::paging_snapshots::PagingSnapshots;
 use super::pinned::PinnableFeed;
 use super::snapshot::SnapshotCapturePoint;
@@ -58,6 +58,49 @@ pub struct FeedProgress {
     pub bookmarks: u32,
 }
 
+/// Follows the progress of a feed.
+#[derive(Debug)]
+pub struct FeedProgressReceiver {
+    pub(super) shared: Arc<SharedFeedCache>,
+    pub(super) progress: watch::Receiver<FeedProgress>,
+}
+
+/// The state of a feed: whether requests can be served from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FeedState {
+    /// The first list is not complete.
+    Syncing,
+    /// Upstream's watch is open, so the cache follows changes.
+    Live,
+    /// The watch was open until `since`; the cache may lag behind upstream from then on.
+    Stale { since: Instant },
+    /// The feed has ended; readers use another feed, or their requests are forwarded to upstream.
+    Ended(FeedEndReason),
+}
+
+base::labelled_enum! {
+    /// The reason that a feed has ended.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum FeedEndReason {
+        /// Upstream denies the proxy's identity access to the resource.
+        Forbidden = "forbidden",
+        /// Upstream does not serve the resource, or no longer does.
+        Gone = "gone",
+        /// Upstream does not offer the resource in the feed's encoding.
+        NotOffered = "not_offered",
+        /// The resourceVersions are not numbers, or the objects do not decode.
+        Unreadable = "unreadable",
+        /// The feed does not fit into the memory budget for feeds.
+        OverBudget = "over_budget",
+        /// The resource's definition has changed, and another feed replaces this one.
+        Outdated = "outdated",
+        /// The feed had no readers for longer than the idle timeout.
+        Idle = "idle",
+        /// The feed ended because the proxy is shutting down.
+        Shutdown = "shutdown",
+    }
+}
+
 impl SharedFeedCache {
     pub(super) fn progress(&self) -> FeedProgress {
         let bookmarks = self.reached.bookmarks.load(Ordering::Acquire);
@@ -103,13 +146,8 @@ impl BudgetedFeed for SharedFeedCache {
         }
     }
 
-    fn oldest_paging(&self) -> Option<Instant> {
-        self.paging.lock().oldest()
-    }
-
-    fn drop_oldest_paging(&self) {
-        let oldest = self.paging.lock().take_oldest();
-        drop(oldest);
+    fn paging(&self) -> &dyn LruEviction {
+        &self.paging
     }
 }
 
@@ -119,6 +157,34 @@ impl PinnableFeed for SharedFeedCache {
         match state {
             FeedState::Ended(_) => taken.bytes,
             _ => self.timeline.read().store.kept_by(taken),
+        }
+    }
+}
+
+impl FeedEndReason {
+    /// Returns whether an immediate retry would end the same way.
+    pub fn is_refusal(self) -> bool {
+        matches!(self, Self::Forbidden | Self::Gone | Self::NotOffered | Self::Unreadable | Self::OverBudget)
+    }
+}
+
+impl FeedProgressReceiver {
+    /// Returns the current progress. After this, [`changed`](Self::changed) waits for a different value.
+    pub fn borrow_progress(&mut self) -> FeedProgress {
+        *self.progress.borrow_and_update()
+    }
+
+    /// Completes when the feed's progress differs from that of the last [`borrow_progress`](Self::borrow_progress). It
+    /// may never complete.
+    pub async fn changed(&mut self) {
+        // The sender lives as long as `shared`.
+        let _ = self.progress.changed().await;
+    }
+
+    /// Completes when readers get a state at `rv` or later. It may never complete.
+    pub async fn wait_served(&mut self, rv: ResourceVersion) {
+        while self.borrow_progress().rv < rv && self.shared.timeline.read().served_version() < rv {
+            self.changed().await;
         }
     }
 }

@@ -1,12 +1,16 @@
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::ops::Bound;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use imbl::OrdMap;
+use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
-use super::retained_snapshots::RetainedSnapshotGuard;
-use super::{CollectionView, FeedEvent, ObjectChunk, ObjectChunkBuilder};
-use crate::wire::ObjectRevision;
+use super::{CollectionView, FeedEvent};
+use crate::wire::{ListItemLengths, ObjectRevision, Representation};
+use base::{MemoryAccount, MemoryCharge};
 use kubeapi::{ObjectKey, ResourceVersion};
 
 /// All objects of a feed at one version. Clones share the objects; later writes do not change a snapshot.
@@ -166,9 +170,9 @@ impl FeedSnapshot {
             _ => low,
         };
         let empty = view.selector().is_contradictory() || high.as_ref().is_some_and(|high| *high <= low);
-        let range = (Bound::Included(low), high.map_or(Bound::Unbounded, Bound::Excluded));
-        let range = (as_key(range.0), as_key(range.1));
-        let range = if empty { None } else { Some(self.objects.range(range)) };
+        // The map compares keys bytewise as these strings.
+        let high = high.map_or(Bound::Unbounded, |high| Bound::Excluded(ObjectKey::from_path(&high)));
+        let range = (!empty).then(|| self.objects.range((Bound::Included(ObjectKey::from_path(&low)), high)));
         range.into_iter().flatten().map(|(_, object)| object)
     }
 }
@@ -188,11 +192,222 @@ impl ChunkIndex {
     }
 }
 
-/// Converts string bounds to keys. The map compares keys bytewise as those strings.
-fn as_key(bound: Bound<String>) -> Bound<ObjectKey> {
-    match bound {
-        Bound::Included(text) => Bound::Included(ObjectKey::from_path(&text)),
-        Bound::Excluded(text) => Bound::Excluded(ObjectKey::from_path(&text)),
-        Bound::Unbounded => Bound::Unbounded,
+/// Adjacent objects of one namespace, about [`BYTES`](Self::BYTES) bytes of them. Lists are assembled from chunks.
+///
+/// A chunk keeps none of its objects alive. Its boundaries depend only on its objects. So every state and every list
+/// that contains all of its objects has the same chunk, and a change affects one or two chunks.
+#[derive(Debug)]
+pub struct ObjectChunk {
+    pub(crate) first: ObjectKey,
+    /// The number of its objects and their length in upstream's encoding.
+    pub(crate) lengths: ListItemLengths,
+    /// A number that identifies the content: no other content has it.
+    pub(crate) name: u128,
+    /// Whether it ended because of its length, rather than at the end of its namespace or of the list.
+    pub(crate) is_full: bool,
+    /// A bit for each representation in which all objects of the chunk have been written.
+    written: AtomicU16,
+}
+
+/// Divides a sorted state into chunks, object by object.
+#[derive(Debug)]
+pub struct ObjectChunkBuilder {
+    /// The generation of the feed's content. Equal versions mean different bytes in another history, or if upstream
+    /// runs another release.
+    content: u64,
+    chunk: Option<ObjectChunk>,
+    /// Whether the chunk ends with the last added object.
+    ends: bool,
+}
+
+/// A secret seed, so that a client that chooses object names cannot predict chunk names.
+static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+
+impl ObjectChunk {
+    /// The average length of a chunk in bytes of upstream's encoding: several TLS records, and about a millisecond of
+    /// compression.
+    pub const BYTES: usize = 128 << 10;
+    /// The maximum length in bytes of a chunk with more than one object.
+    pub const BYTES_MAX: usize = 256 << 10;
+
+    fn new(first: ObjectKey, content: u64) -> Self {
+        let (name, written) = (u128::from(content), AtomicU16::new(0));
+        Self { first, lengths: ListItemLengths::default(), name, is_full: false, written }
+    }
+
+    /// Returns the name of two consecutive chunks together.
+    pub fn joined_name(first: u128, second: u128) -> u128 {
+        (first.rotate_left(61) ^ second).wrapping_mul(MIX)
+    }
+
+    /// Returns whether the whole chunk has been written in a representation, so that writing it again cannot fail.
+    pub fn is_encodable(&self, representation: Representation) -> bool {
+        self.written.load(Ordering::Relaxed) & (1 << representation.index()) != 0
+    }
+
+    /// Records that the whole chunk has been written in a representation.
+    pub fn set_encodable(&self, representation: Representation) {
+        self.written.fetch_or(1 << representation.index(), Ordering::Relaxed);
+    }
+}
+
+impl ObjectChunkBuilder {
+    /// Returns a builder for objects of a content.
+    fn new(content: u64) -> Self {
+        Self { content, chunk: None, ends: false }
+    }
+
+    /// Adds the next object. If the object starts a new chunk, returns the completed one.
+    pub fn push(&mut self, object: &ObjectRevision) -> Option<ObjectChunk> {
+        let (key, len, hash) = (&object.key, object.body().len(), SEED.hash_one(&object.key));
+        let ended = self.chunk.take_if(|chunk| {
+            chunk.is_full = self.ends || chunk.lengths.bytes + len > ObjectChunk::BYTES_MAX;
+            chunk.is_full || chunk.first.namespace() != key.namespace()
+        });
+        let chunk = self.chunk.get_or_insert_with(|| ObjectChunk::new(key.clone(), self.content));
+        chunk.lengths.add(len);
+        // Each step is invertible, so contents that differ in one object always have different names.
+        let part = u128::from(hash) << 64 | u128::from(object.rv.0);
+        chunk.name = ObjectChunk::joined_name(chunk.name, part);
+        // The probability that a chunk ends with an object is proportional to the object's length. So chunks have about
+        // the same length, whatever the objects are.
+        self.ends = hash % (ObjectChunk::BYTES as u64) < len as u64;
+        ended
+    }
+
+    /// Returns the last chunk of the state.
+    pub fn end(self) -> Option<ObjectChunk> {
+        self.chunk
+    }
+}
+
+/// An odd multiplier, so that the multiplication is invertible. The bits are those of the golden ratio.
+const MIX: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+
+/// Accounting of the map nodes that older states of one feed keep alive, in addition to their objects.
+///
+/// A change copies the nodes on the path to its object if an older state shares them. The old nodes stay alive as long
+/// as that state. They are charged to the newest state that is older than the change. When that state is dropped, the
+/// charge moves to the state before it, which may share the nodes. So the charge is never too small.
+#[derive(Debug)]
+pub(super) struct RetainedSnapshotAccounting {
+    alive: Mutex<RetainedSnapshots>,
+}
+
+#[derive(Debug)]
+struct RetainedSnapshots {
+    /// The bytes of tree nodes that each past state keeps, in the order of the states.
+    bytes: BTreeMap<u64, usize>,
+    next: u64,
+    charge: MemoryCharge,
+}
+
+/// A state that is no longer the current one, but still referenced.
+#[derive(Debug)]
+pub(super) struct RetainedSnapshotGuard {
+    states: Arc<RetainedSnapshotAccounting>,
+    id: u64,
+}
+
+/// The sizes in bytes of a tree leaf of sixteen objects, and of a branch of as many children.
+const LEAF_BYTES: usize = 432;
+const BRANCH_BYTES: usize = 464;
+/// The bytes of an object's share in half-full tree nodes.
+const NODE_BYTES_PER_OBJECT: usize = 64;
+
+impl RetainedSnapshotAccounting {
+    pub(super) fn new(account: &Arc<MemoryAccount>) -> Arc<Self> {
+        let alive = RetainedSnapshots { bytes: BTreeMap::new(), next: 0, charge: account.charge(0) };
+        Arc::new(Self { alive: Mutex::new(alive) })
+    }
+
+    /// Registers a referenced state that is about to become a past one.
+    pub(super) fn left(self: &Arc<Self>) -> RetainedSnapshotGuard {
+        let mut alive = self.alive.lock();
+        let id = alive.next;
+        alive.next += 1;
+        alive.bytes.insert(id, 0);
+        RetainedSnapshotGuard { states: self.clone(), id }
+    }
+
+    /// Records a change of one object in a state of `objects` objects.
+    pub(super) fn changed(&self, objects: usize) {
+        self.keep(path_bytes(objects), objects);
+    }
+
+    /// Records the replacement of all of `objects` objects.
+    pub(super) fn replaced(&self, objects: usize) {
+        self.keep(all_bytes(objects), objects);
+    }
+
+    fn keep(&self, bytes: usize, objects: usize) {
+        let mut alive = self.alive.lock();
+        if let Some(mut newest) = alive.bytes.last_entry() {
+            let before = *newest.get();
+            let after = (before + bytes).min(all_bytes(objects).max(before));
+            newest.insert(after);
+            let bytes = alive.charge.bytes() + after - before;
+            alive.charge.set(bytes);
+        }
+    }
+}
+
+impl Drop for RetainedSnapshotGuard {
+    fn drop(&mut self) {
+        let mut alive = self.states.alive.lock();
+        let Some(bytes) = alive.bytes.remove(&self.id) else { return };
+        match alive.bytes.range_mut(..self.id).next_back() {
+            Some((_, older)) => *older += bytes,
+            None => {
+                let left = alive.charge.bytes() - bytes;
+                alive.charge.set(left);
+            }
+        }
+    }
+}
+
+/// Returns the bytes of the tree nodes on the path to one of `objects` objects.
+fn path_bytes(objects: usize) -> usize {
+    let branches = objects.max(1).ilog(10) as usize;
+    LEAF_BYTES + branches * BRANCH_BYTES
+}
+
+fn all_bytes(objects: usize) -> usize {
+    LEAF_BYTES + objects * NODE_BYTES_PER_OBJECT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retained_nodes_are_charged_until_older_snapshots_drop() {
+        let account = MemoryAccount::new();
+        let states = RetainedSnapshotAccounting::new(&account);
+        states.changed(1_000);
+        assert_eq!(account.bytes(), 0, "there is no older state");
+        let path = path_bytes(1_000);
+        let (first, second) = (states.left(), states.left());
+        states.changed(1_000);
+        states.changed(1_000);
+        assert_eq!(account.bytes(), 2 * path);
+        drop(second);
+        assert_eq!(account.bytes(), 2 * path, "the first state may share it");
+        let third = states.left();
+        states.changed(1_000);
+        drop(first);
+        assert_eq!(account.bytes(), path, "only the third state has the later nodes");
+        drop(third);
+        states.changed(1_000);
+        assert_eq!(account.bytes(), 0);
+    }
+
+    #[test]
+    fn snapshot_charge_is_capped_at_its_own_nodes() {
+        let account = MemoryAccount::new();
+        let states = RetainedSnapshotAccounting::new(&account);
+        let _state = states.left();
+        (0..1_000).for_each(|_| states.changed(100));
+        assert_eq!(account.bytes(), all_bytes(100));
     }
 }

@@ -3,8 +3,7 @@ use std::sync::Arc;
 use imbl::OrdMap;
 
 use super::budget::FeedMemoryAccounts;
-use super::retained_snapshots::RetainedSnapshotAccounting;
-use super::snapshot::{ChunkIndex, SnapshotCapturePoint};
+use super::snapshot::{ChunkIndex, RetainedSnapshotAccounting, SnapshotCapturePoint};
 use super::{FeedEvent, FeedSnapshot, MemoryKind};
 use crate::wire::ObjectRevision;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
@@ -18,7 +17,7 @@ pub(super) struct FeedObjectStore {
     /// The number of bytes of bodies that have left the store since the feed began.
     left_bytes: u64,
     /// The generation of the content, which changes with each history and each time that bodies are re-encoded.
-    content: u64,
+    pub(super) content: u64,
     /// The chunks of the current state.
     chunks: Arc<ChunkIndex>,
     /// The accounting of the memory that older states keep alive.
@@ -37,34 +36,14 @@ impl FeedObjectStore {
         }
     }
 
-    pub(super) fn content(&self) -> u64 {
-        self.content
-    }
-
     /// Replaces all objects with a listed state. Returns the previous objects.
     pub(super) fn restart(&mut self, list: FeedSnapshot) -> OrdMap<ObjectKey, Arc<ObjectRevision>> {
         self.content += 1;
-        let bytes = list.iter().map(|object| object.body().len()).sum();
-        self.exchange(list.objects, bytes)
-    }
-
-    /// Drops everything permanently. Returns the dropped objects.
-    pub(super) fn end(&mut self) -> OrdMap<ObjectKey, Arc<ObjectRevision>> {
-        self.content += 1;
-        self.exchange(OrdMap::new(), 0)
-    }
-
-    fn exchange(
-        &mut self,
-        objects: OrdMap<ObjectKey, Arc<ObjectRevision>>,
-        bytes: usize,
-    ) -> OrdMap<ObjectKey, Arc<ObjectRevision>> {
         self.left_bytes += self.bytes as u64;
-        self.bytes = bytes;
-        let before = std::mem::replace(&mut self.objects, objects);
+        self.bytes = list.iter().map(|object| object.body().len()).sum();
+        let before = std::mem::replace(&mut self.objects, list.objects);
         self.leave_state();
         self.states.replaced(before.len());
-        self.chunks = Arc::new(ChunkIndex::of_content(self.content));
         before
     }
 
@@ -82,7 +61,6 @@ impl FeedObjectStore {
         // Existing holders of the chunks have them for the state before this event.
         if self.chunks.is_made() || Arc::strong_count(&self.chunks) > 1 {
             self.leave_state();
-            self.chunks = Arc::new(ChunkIndex::of_content(self.content));
         }
         self.states.changed(self.objects.len());
     }
@@ -98,9 +76,8 @@ impl FeedObjectStore {
         if objects.is_empty() {
             return Vec::new();
         }
-        self.leave_state();
         self.content += 1;
-        self.chunks = Arc::new(ChunkIndex::of_content(self.content));
+        self.leave_state();
         let mut replaced = Vec::with_capacity(objects.len());
         for object in objects {
             self.bytes += object.body().len();
@@ -134,10 +111,11 @@ impl FeedObjectStore {
             .min(capture_point.bytes)
     }
 
-    /// Marks the current state as a past one for all its holders.
-    fn leave_state(&self) {
+    /// Marks the current state as a past one for all its holders, and starts the chunks of the next one.
+    fn leave_state(&mut self) {
         if Arc::strong_count(&self.chunks) > 1 {
             self.chunks.left(self.states.left());
         }
+        self.chunks = Arc::new(ChunkIndex::of_content(self.content));
     }
 }

@@ -4,12 +4,11 @@ use bytes::Bytes;
 use imbl::OrdMap;
 use tokio::time::Instant;
 
-use super::backfilled_events::EventRingHeadroom;
 use super::budget::FeedMemoryAccounts;
 use super::lane::PendingWakeups;
-use super::ring::EventRing;
+use super::ring::{BackfilledEvents, EventRing, EventRingHeadroom};
 use super::store::FeedObjectStore;
-use super::{BackfilledEvents, CacheConfig, FeedEvent, FeedSnapshot, MemoryKind};
+use super::{CacheConfig, FeedEvent, FeedSnapshot, MemoryKind};
 use crate::wire::{FrameEnvelope, ObjectRevision};
 use base::MemoryAccount;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
@@ -130,7 +129,7 @@ impl FeedTimeline {
     pub(super) fn end(&mut self, wakes: &mut PendingWakeups) -> impl Sized + use<> {
         self.has_ended = true;
         self.confirmed = None;
-        (self.ring.end(wakes), self.store.end())
+        (self.ring.end(wakes), self.store.restart(FeedSnapshot::new(ResourceVersion::default(), OrdMap::new())))
     }
 
     /// Applies a change. Returns its event, which the caller adds to the ring, or `None` if the change is known
@@ -286,20 +285,5 @@ impl FeedTimeline {
 
     pub(super) fn state_id(&self) -> FeedStateId {
         FeedStateId { history: self.history, next_seq: self.ring.next_seq }
-    }
-
-    pub(super) fn stats(&self) -> CacheStats {
-        CacheStats {
-            objects: self.store.objects.len(),
-            object_bytes: self.store.bytes,
-            events: self.ring.events,
-            event_bytes: self.ring.bytes,
-            derived_bytes: 0,
-            memory_bytes: 0,
-            floor: self.ring.floor,
-            progress: self.progress,
-            lanes: self.ring.narrow_lanes(),
-            span_seconds: self.ring.span_seconds(),
-        }
     }
 }

@@ -45,7 +45,7 @@ impl CollectionView {
     }
 
     pub fn everything() -> Self {
-        Self { namespace: None, selector: Selector::everything(), is_expensive: false, depends_only_on_key: true }
+        Self::new(None, Selector::everything())
     }
 
     pub fn is_everything(&self) -> bool {

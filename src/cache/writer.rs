@@ -8,14 +8,10 @@ use super::budget::MemoryBudget;
 use super::derived_json::DerivedJsonCache;
 use super::event::DerivedFrameAccounts;
 use super::lane::PendingWakeups;
-use super::lifecycle::{FeedEndReason, FeedState};
 use super::paging_snapshots::PagingSnapshots;
-use super::shared::{AtomicFeedProgress, FeedProgress, SharedFeedCache};
+use super::shared::{AtomicFeedProgress, FeedEndReason, FeedProgress, FeedState, SharedFeedCache};
 use super::timeline::{FeedTimeline, ObjectChange, OutOfOrderChange};
-use super::{
-    BackfilledEvents, CacheConfig, CacheReader, ChunkCache, FeedSnapshot, MemoryKind, MissingPreviousState,
-    SnapshotPins,
-};
+use super::{BackfilledEvents, CacheConfig, CacheReader, ChunkCache, FeedEvent, FeedSnapshot, MemoryKind};
 use crate::wire::{BookmarkTemplate, FrameEnvelope, ObjectRenderer, ObjectRevision};
 use kubeapi::{Gvr, ResourceVersion};
 use tokio::sync::watch;
@@ -31,14 +27,10 @@ const RENEWED_AT_A_TIME: usize = 256;
 
 impl CacheWriter {
     /// Creates an empty cache for one feed that may use all memory, and the handle that its readers clone.
+    #[cfg(test)]
     pub fn new(config: CacheConfig, gvr: Gvr, envelope: FrameEnvelope, namespaced: bool) -> (Self, CacheReader) {
-        Self::within(
-            &MemoryBudget::new(config.memory_bytes_max, SnapshotPins::default()),
-            config,
-            gvr,
-            envelope,
-            namespaced,
-        )
+        let budget = MemoryBudget::new(config.memory_bytes_max, super::SnapshotPins::default());
+        Self::within(&budget, config, gvr, envelope, namespaced)
     }
 
     /// Creates an empty cache within a memory budget shared with other feeds.
@@ -78,10 +70,6 @@ impl CacheWriter {
         &self.shared.envelope
     }
 
-    pub fn reader(&self) -> CacheReader {
-        CacheReader { shared: self.shared.clone() }
-    }
-
     /// Starts a new history with a listed state. Readers of the old history find their position expired: the changes in
     /// between are unknown, and are not invented (F6).
     pub fn replace(&mut self, list: FeedSnapshot) {
@@ -91,7 +79,7 @@ impl CacheWriter {
             let mut timeline = self.shared.timeline.write();
             let events = timeline.ring.close_lanes(&mut wakes);
             let objects = timeline.restart(list);
-            self.shared.paging.lock().clear_before(timeline.store.content());
+            self.shared.paging.lock().clear_before(timeline.store.content);
             self.shared.chunks.clear();
             (events, objects)
         };
@@ -179,12 +167,8 @@ impl CacheWriter {
 
     /// Adds the previous states of events for which they were unknown. `before` must contain all such events after
     /// `known`.
-    pub fn set_previous_states(
-        &mut self,
-        known: ResourceVersion,
-        before: Vec<(MissingPreviousState, Arc<ObjectRevision>)>,
-    ) {
-        let events = before.into_iter().map(|(change, before)| change.with_previous(before)).collect();
+    pub fn set_previous_states(&mut self, known: ResourceVersion, before: Vec<(Arc<FeedEvent>, Arc<ObjectRevision>)>) {
+        let events = before.into_iter().map(|(event, before)| Arc::new(event.with_previous(before))).collect();
         let dropped = {
             let mut timeline = self.shared.timeline.write();
             if timeline.can_backfill() { timeline.ring.set_previous_states(events, known) } else { Vec::new() }
@@ -213,7 +197,7 @@ impl CacheWriter {
             tokio::task::yield_now().await;
         }
         if renewed > 0 {
-            let content = self.shared.timeline.read().store.content();
+            let content = self.shared.timeline.read().store.content;
             self.shared.paging.lock().clear_before(content);
             self.shared.chunks.clear();
             self.enforce_budget();

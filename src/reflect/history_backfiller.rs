@@ -17,7 +17,7 @@ use super::gap_recovery;
 use super::metrics::FeedRequestPurpose;
 use super::reflector_findings::ReflectorFinding;
 use super::stream::{StreamItem, WatchStreamEnd};
-use crate::cache::{HistoryStart, MissingPreviousState, ObjectChange};
+use crate::cache::{HistoryStart, ObjectChange};
 use crate::feeds::{BackfillOutcome, BackfillRequest};
 use crate::upstream::{UpstreamError, UpstreamRequestCause};
 use base::Backoff;
@@ -161,25 +161,25 @@ impl FeedTaskContext {
     /// Finds the previous objects of the changes after `from`.
     async fn find_previous(&self, from: ResourceVersion) -> BackfillOutcome {
         let mut changes = self.feed.reader.events_without_previous();
-        if let Some(last) = changes.len().checked_sub(BEFORE_MAX + 1).map(|last| changes[last].rv())
+        if let Some(last) = changes.len().checked_sub(BEFORE_MAX + 1).map(|last| changes[last].rv)
             && from < last
         {
             return BackfillOutcome::PreviousUnknown { upto: last };
         }
-        let requested = changes.split_off(changes.partition_point(|change| change.rv() <= from));
-        let mut known = changes.last().map_or(ResourceVersion::default(), MissingPreviousState::rv);
+        let requested = changes.split_off(changes.partition_point(|change| change.rv <= from));
+        let mut known = changes.last().map_or(ResourceVersion::default(), |change| change.rv);
         let (lister, mut before) = (self.lister(FeedRequestPurpose::PastObject), Vec::with_capacity(requested.len()));
         // Newest first, because storage compacts the oldest versions.
         for change in requested.into_iter().rev() {
-            let below = ResourceVersion(change.rv().0.saturating_sub(1));
+            let below = ResourceVersion(change.rv.0.saturating_sub(1));
             self.count_request(FeedRequestPurpose::PastObject);
-            match lister.object_at(change.key(), below).await {
+            match lister.object_at(&change.object.key, below).await {
                 Ok(Some(object)) if object.rv <= below => before.push((change, Arc::new(object))),
                 Err(error) if error.is_disconnected() => return BackfillOutcome::Interrupted,
                 Err(error) if error.is_transient() => return BackfillOutcome::Failed,
                 // The version was compacted, or the object is not the one that must have existed.
                 Ok(_) | Err(_) => {
-                    known = change.rv();
+                    known = change.rv;
                     break;
                 }
             }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::cache::{BackfilledEvents, MissingPreviousState, ObjectChange};
+use crate::cache::{BackfilledEvents, FeedEvent, ObjectChange};
 use crate::wire::ObjectRevision;
 use kubeapi::{ObjectKey, ResourceVersion};
 use tokio::sync::watch;
@@ -40,7 +40,7 @@ pub(super) enum ReflectorFinding {
     /// The previous objects of all changes after `known` that lacked them. `done` is notified when they are recorded.
     PreviousObjects {
         known: ResourceVersion,
-        before: Vec<(MissingPreviousState, Arc<ObjectRevision>)>,
+        before: Vec<(Arc<FeedEvent>, Arc<ObjectRevision>)>,
         done: oneshot::Sender<()>,
     },
     /// An upstream response contradicts the cached state of this history.

@@ -97,10 +97,10 @@ fn unknown(model: &Model, from: u64, until: u64) -> Option<u64> {
 /// one is not.
 fn explain(writer: &mut CacheWriter, reader: &CacheReader, model: &Model, from: u64) -> Option<u64> {
     let unknown = reader.events_without_previous();
-    let left = unknown.iter().map(|change| change.rv().0).filter(|rv| *rv <= from).max();
-    let behind = unknown.into_iter().filter(|change| change.rv().0 > from);
+    let left = unknown.iter().map(|change| change.rv.0).filter(|rv| *rv <= from).max();
+    let behind = unknown.into_iter().filter(|change| change.rv.0 > from);
     let before = behind.map(|change| {
-        let (pod, rv) = model.state_at(change.rv().0 - 1)[change.key().as_str()];
+        let (pod, rv) = model.state_at(change.rv.0 - 1)[change.object.key.as_str()];
         (change, Arc::new(pod.object(rv)))
     });
     let before = before.collect();

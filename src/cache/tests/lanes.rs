@@ -6,8 +6,7 @@ use super::fixture::{
     LANE_EVENTS, POD, Pod, added, change, deleted, listed, pods, pull_all, reported, ring, rv, snapshot, view,
 };
 use super::want::{self, Want};
-use crate::cache::lane::EventLane;
-use crate::cache::lane_key::{LANE_VALUES_MAX, LaneKey, LaneSelectorTerm};
+use crate::cache::lane::{EventLane, LANE_VALUES_MAX, LaneKey, LaneTerm};
 use crate::cache::{CacheConfig, CacheReader, CacheWriter, CollectionView, FeedCursor, WatchStartPosition};
 use crate::wire::{FeedEncoding, FrameEnvelope, JsonLayout};
 use kubeapi::EventType::{Added, Deleted, Modified};
@@ -25,22 +24,26 @@ fn lanes(reader: &CacheReader) -> usize {
     reader.stats().lanes
 }
 
+fn labels(key: &str, values: &[&str]) -> Vec<LaneTerm<Box<str>>> {
+    values.iter().map(|value| LaneTerm::Label(key.into(), (*value).into())).collect()
+}
+
 #[test]
 fn view_follows_the_narrowest_sufficient_lane() {
-    let app_x = || LaneSelectorTerm::Label("app".into(), "x".into());
-    let name = || LaneSelectorTerm::Name("p".into());
-    let node = |value: &str| LaneSelectorTerm::Field(NODE, value.into());
-    let running = || LaneSelectorTerm::Field(PHASE, "Running".into());
-    let set =
-        |values: &[&str]| LaneSelectorTerm::LabelIn("app".into(), values.iter().map(|value| (*value).into()).collect());
-    let has = |key: &str| LaneSelectorTerm::HasLabel(key.into());
+    let whole = || vec![LaneTerm::Whole];
+    let set = |values: &[&str]| labels("app", values);
+    let app_x = || set(&["x"]);
+    let name = || vec![LaneTerm::Name("p".into())];
+    let node = |value: &str| vec![LaneTerm::Field(NODE, value.into())];
+    let running = || vec![LaneTerm::Field(PHASE, "Running".into())];
+    let has = |key: &str| vec![LaneTerm::HasLabel(key.into())];
     let in_a = Some("a");
     for (namespace, labels, fields, expected_namespace, expected) in [
-        ("", "", "", None, LaneSelectorTerm::Whole),
-        ("a", "", "", in_a, LaneSelectorTerm::Whole),
-        ("", "", "metadata.namespace=a", in_a, LaneSelectorTerm::Whole),
-        ("", "", "metadata.namespace!=a", None, LaneSelectorTerm::Whole),
-        ("", "", "metadata.namespace=", Some(""), LaneSelectorTerm::Whole),
+        ("", "", "", None, whole()),
+        ("a", "", "", in_a, whole()),
+        ("", "", "metadata.namespace=a", in_a, whole()),
+        ("", "", "metadata.namespace!=a", None, whole()),
+        ("", "", "metadata.namespace=", Some(""), whole()),
         // One label value, several, any.
         ("", "app=x", "", None, app_x()),
         ("a", "app==x", "", in_a, app_x()),
@@ -51,9 +54,9 @@ fn view_follows_the_narrowest_sufficient_lane() {
         ("", "app>5", "", None, has("app")),
         ("", "app<5", "", None, has("app")),
         // A negative requirement matches nearly all objects.
-        ("", "app!=x", "", None, LaneSelectorTerm::Whole),
-        ("", "app notin (x)", "", None, LaneSelectorTerm::Whole),
-        ("a", "!app", "", in_a, LaneSelectorTerm::Whole),
+        ("", "app!=x", "", None, whole()),
+        ("", "app notin (x)", "", None, whole()),
+        ("a", "!app", "", in_a, whole()),
         // With several labels: the single value, the smaller set, the first of equals.
         ("", "a,app=x,b in (c)", "", None, app_x()),
         ("", "a in (d,e,f),app in (x,y)", "", None, set(&["x", "y"])),
@@ -64,15 +67,15 @@ fn view_follows_the_narrowest_sufficient_lane() {
         ("", "", "metadata.namespace=a,metadata.name=p", in_a, name()),
         ("", "app=x", "metadata.name=p", None, name()),
         ("a", "", "metadata.name=p,spec.nodeName=n1", in_a, name()),
-        ("a", "", "metadata.name!=p", in_a, LaneSelectorTerm::Whole),
+        ("a", "", "metadata.name!=p", in_a, whole()),
         // A field that identifies objects precedes labels; any other field follows them.
         ("", "", "spec.nodeName=n1", None, node("n1")),
         ("", "", "spec.host=n1", None, node("n1")),
         ("a", "app=x", "spec.nodeName=n1", in_a, node("n1")),
         ("", "", "spec.nodeName=", None, node("")),
         ("", "app=x", "spec.nodeName=", None, app_x()),
-        ("", "", "spec.nodeName!=n1", None, LaneSelectorTerm::Whole),
-        ("", "", "status.podIPs=", None, LaneSelectorTerm::Whole),
+        ("", "", "spec.nodeName!=n1", None, whole()),
+        ("", "", "status.podIPs=", None, whole()),
         ("", "", "status.phase=Running", None, running()),
         ("", "", "status.phase=Running,spec.nodeName=n1", None, node("n1")),
         ("", "app=x", "status.phase=Running", None, app_x()),
@@ -80,7 +83,7 @@ fn view_follows_the_narrowest_sufficient_lane() {
         ("", "app", "status.phase=Running", None, running()),
         ("", "app", "status.phase!=Running", None, has("app")),
     ] {
-        let expected = LaneKey { namespace: expected_namespace.map(Into::into), term: expected };
+        let expected = LaneKey { namespace: expected_namespace.map(Into::into), terms: expected };
         assert_eq!(LaneKey::of(&view(namespace, labels, fields)), expected, "{namespace:?} {labels:?} {fields:?}");
     }
 }
@@ -88,27 +91,25 @@ fn view_follows_the_narrowest_sufficient_lane() {
 #[test]
 fn selector_with_many_values_follows_the_has_label_lane() {
     let values = |n: usize| (0..n).map(|n| format!("v{n}")).collect::<Vec<_>>().join(",");
-    let term = |n| LaneKey::of(&view("", &format!("app in ({})", values(n)), "")).term;
-    assert!(matches!(term(LANE_VALUES_MAX), LaneSelectorTerm::LabelIn(_, values) if values.len() == LANE_VALUES_MAX));
-    assert_eq!(term(LANE_VALUES_MAX + 1), LaneSelectorTerm::HasLabel("app".into()));
+    let terms = |n| LaneKey::of(&view("", &format!("app in ({})", values(n)), "")).terms;
+    let largest = terms(LANE_VALUES_MAX);
+    assert!(largest.len() == LANE_VALUES_MAX && largest.iter().all(|term| matches!(term, LaneTerm::Label(..))));
+    assert_eq!(terms(LANE_VALUES_MAX + 1), [LaneTerm::HasLabel("app".into())]);
 }
 
 #[test]
 fn test_model_assigns_views_to_the_same_lanes() {
     for want in Want::ALL {
         let lane = want.lane();
-        let term = match lane.term {
-            want::Term::Whole => LaneSelectorTerm::Whole,
-            want::Term::Name(name) => LaneSelectorTerm::Name(name.into()),
-            want::Term::Node(node) => LaneSelectorTerm::Field(NODE, node.into()),
-            want::Term::Phase(phase) => LaneSelectorTerm::Field(PHASE, phase.into()),
-            want::Term::Label(key, [value]) => LaneSelectorTerm::Label(key.into(), (*value).into()),
-            want::Term::Label(key, values) => {
-                LaneSelectorTerm::LabelIn(key.into(), values.iter().map(|value| (*value).into()).collect())
-            }
-            want::Term::HasLabel(key) => LaneSelectorTerm::HasLabel(key.into()),
+        let terms = match lane.term {
+            want::Term::Whole => vec![LaneTerm::Whole],
+            want::Term::Name(name) => vec![LaneTerm::Name(name.into())],
+            want::Term::Node(node) => vec![LaneTerm::Field(NODE, node.into())],
+            want::Term::Phase(phase) => vec![LaneTerm::Field(PHASE, phase.into())],
+            want::Term::Label(key, values) => labels(key, values),
+            want::Term::HasLabel(key) => vec![LaneTerm::HasLabel(key.into())],
         };
-        assert_eq!(LaneKey::of(&want.view()), LaneKey { namespace: lane.namespace.map(Into::into), term }, "{want:?}");
+        assert_eq!(LaneKey::of(&want.view()), LaneKey { namespace: lane.namespace.map(Into::into), terms }, "{want:?}");
     }
 }
 
