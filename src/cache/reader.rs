@@ -273,7 +273,9 @@ impl CacheReader {
 
     /// Opens a watch at the end of the history, without a state.
     pub fn open_at_end(&self, view: CollectionView) -> OpenedWatch {
-        let opened = self.open(WatchStartPosition::UpstreamProgress, view).expect("no version is requested");
+        let Ok(opened) = self.open(WatchStartPosition::UpstreamProgress, view) else {
+            unreachable!("no version is requested")
+        };
         OpenedWatch { snapshot: None, ..opened }
     }
 

@@ -125,7 +125,7 @@ impl BookmarkBodyTemplate {
             annotations.insert(place, (INITIAL_EVENTS_END.into(), r#""true""#.into()));
         }
         if !annotations.is_empty() {
-            let is_after = |(key, _): &(Cow<'_, str>, _)| match shape {
+            let is_after = |(key, _): &BookmarkMember<'_>| match shape {
                 JsonLayout::BuiltIn => AFTER_ANNOTATIONS.contains(&&**key),
                 JsonLayout::Custom => &**key >= "annotations",
             };
@@ -192,13 +192,16 @@ impl BookmarkBodyTemplate {
     }
 }
 
+/// A key, and its value in JSON.
+type BookmarkMember<'a> = (Cow<'a, str>, Cow<'a, str>);
+
 /// Returns the members of a JSON object in their order, with values in their original spelling.
-fn members(object: &str) -> Result<Vec<(Cow<'_, str>, Cow<'_, str>)>, WireError> {
+fn members(object: &str) -> Result<Vec<BookmarkMember<'_>>, WireError> {
     let members = json_reader::members(object)?;
     Ok(members.into_iter().map(|(key, value)| (key, value.get().into())).collect())
 }
 
-fn joined(members: &[(Cow<'_, str>, Cow<'_, str>)]) -> String {
+fn joined(members: &[BookmarkMember<'_>]) -> String {
     members.iter().map(|(key, value)| format!("{}:{value}", json_text(key))).collect::<Vec<_>>().join(",")
 }
 

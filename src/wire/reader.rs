@@ -305,7 +305,7 @@ impl ObjectReader {
                     while let Some(field) = fields.next_field()? {
                         match u8::try_from(field.number).unwrap_or(u8::MAX) {
                             LIST_META_RESOURCE_VERSION => metadata.resource_version = field.text()?.into(),
-                            LIST_META_CONTINUE => metadata.continue_token = field.text()?.to_owned(),
+                            LIST_META_CONTINUE => metadata.continue_token = field.text()?.into(),
                             LIST_META_REMAINING => metadata.remaining = field.count().map(u64::cast_signed),
                             _ => {}
                         }

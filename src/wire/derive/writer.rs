@@ -236,7 +236,7 @@ impl<'f, 'b, 'o> JsonBodyWriter<'f, 'b, 'o> {
             SchemaValueType::Raw => scalar::put_raw(self.out, item.bytes()?)?,
             SchemaValueType::OrBool(id) => self.schema_or_bool(id, item.bytes()?)?,
             SchemaValueType::OrArray(id) => {
-                self.schema_or_list(id, item.bytes()?, |writer, props| writer.message(id, props))?
+                self.schema_or_list(id, item.bytes()?, |writer, props| writer.message(id, props))?;
             }
             SchemaValueType::OrStrings(id) => self.schema_or_list(id, item.bytes()?, |writer, text| {
                 put_text(writer.out, text);
