@@ -7,7 +7,7 @@ use slab::Slab;
 
 use super::{CollectionView, FeedEvent};
 use base::CoreWaker;
-use kubeapi::{LabelOperator, Selector};
+use kubeapi::{LabelConstraint, Selector};
 
 /// A sequence of events that readers follow: all events of a feed, or those that match its key.
 ///
@@ -421,19 +421,15 @@ fn fields(selector: &Selector) -> impl Iterator<Item = SelectiveTerms> {
 }
 
 fn labels(selector: &Selector) -> impl Iterator<Item = SelectiveTerms> {
-    selector.labels.requirements().iter().filter_map(|requirement| {
-        let key: Box<str> = requirement.key().into();
-        match (requirement.operator(), requirement.values()) {
-            (LabelOperator::Equals | LabelOperator::DoubleEquals | LabelOperator::In, values @ [_, ..])
-                if values.len() <= LANE_VALUES_MAX =>
-            {
-                let terms = values.iter().map(|value| LaneTerm::Label(key.clone(), value.clone())).collect();
-                Some((LaneTermSelectivity::LabelIn(values.len()), terms))
-            }
-            (LabelOperator::In | LabelOperator::Exists | LabelOperator::GreaterThan | LabelOperator::LessThan, _) => {
-                Some((LaneTermSelectivity::HasLabel, vec![LaneTerm::HasLabel(key)]))
-            }
-            _ => None,
+    selector.labels.constraints().iter().filter_map(|(key, constraint)| match constraint {
+        // A contradictory selector has no values, and a lane of none would have no events to be found by.
+        LabelConstraint::OneOf(values) if (1..=LANE_VALUES_MAX).contains(&values.len()) => {
+            let terms = values.iter().map(|value| LaneTerm::Label(key.clone(), value.clone())).collect();
+            Some((LaneTermSelectivity::LabelIn(values.len()), terms))
         }
+        LabelConstraint::OneOf(_) | LabelConstraint::Other { present: true, .. } => {
+            Some((LaneTermSelectivity::HasLabel, vec![LaneTerm::HasLabel(key.clone())]))
+        }
+        LabelConstraint::Other { .. } | LabelConstraint::Absent => None,
     })
 }

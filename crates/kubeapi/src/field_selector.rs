@@ -1,12 +1,8 @@
-mod merged_terms;
-#[cfg(test)]
-mod tests;
-
-use std::hash::{Hash, Hasher};
+use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::Arc;
 
-use self::merged_terms::MergedFieldRequirements;
-use super::labels::{SELECTOR_BYTES_MAX, retain_first};
+use super::labels::{ALLOCATION_BYTES, SELECTOR_BYTES_MAX, steps};
 use super::{ObjectKey, SelectableAttributes, SelectableFieldTable};
 
 /// The key whose value is the object's name, for every resource.
@@ -61,31 +57,67 @@ impl FieldSelector {
     /// Resolves the keys with one resource's fields. `None` if the table does not have one of the keys: upstream, which
     /// may be of a later release, decides about it.
     pub fn compile(&self, table: &SelectableFieldTable) -> Option<FieldMatcher> {
-        let compiled = self.terms.iter().map(|term| {
-            let alias = table.aliases.iter().find(|(alias, _)| **alias == *term.key);
-            let key = alias.map_or(&*term.key, |(_, target)| target.as_str());
-            let subject = FieldValueSource::of(key, table)?;
-            Some(CompiledFieldCondition { key: key.into(), subject, value: term.value.clone(), negated: term.negated })
-        });
-        Some(FieldMatcher::of(compiled.collect::<Option<_>>()?))
+        let mut constraints = Vec::new();
+        for FieldSelectorTerm { key, value, negated } in &self.terms {
+            let alias = table.aliases.iter().find(|(alias, _)| **alias == **key);
+            let key = alias.map_or(&**key, |(_, target)| target.as_str());
+            FieldConstraint::of(&mut constraints, key, FieldValueSource::of(key, table)?).add(value, *negated);
+        }
+        Some(FieldMatcher { constraints: constraints.into() })
     }
 }
 
-/// A compiled field selector: conditions that must all hold, without duplicates. Clones share the data.
-#[derive(Debug, Clone, Default)]
+/// A compiled field selector: one constraint per field, which must all hold. The cost per object depends on the number
+/// of fields, not on how often or how verbosely a selector names them. Clones share the data.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct FieldMatcher {
-    conditions: Arc<[CompiledFieldCondition]>,
-    /// The conditions in the form that is matched.
-    merged: MergedFieldRequirements,
+    /// The constraints in the order of their keys.
+    constraints: Arc<[FieldConstraint]>,
 }
 
+/// The merged terms on one field.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct CompiledFieldCondition {
-    /// The key of the term, after alias conversion.
+struct FieldConstraint {
+    /// The key of the terms, after alias conversion.
     key: Box<str>,
     subject: FieldValueSource,
-    value: Box<str>,
-    negated: bool,
+    /// The value that the field must have: the first of several, which contradict each other.
+    is: Option<Box<str>>,
+    /// The values that the field must not have; empty if it must have another one.
+    not: BTreeSet<Box<str>>,
+    /// Whether the terms contradict each other.
+    impossible: bool,
+}
+
+impl FieldConstraint {
+    /// Returns the constraint on a field, created on demand.
+    fn of<'a>(all: &'a mut Vec<Self>, key: &str, subject: FieldValueSource) -> &'a mut Self {
+        let at = all.binary_search_by(|constraint| (*constraint.key).cmp(key)).unwrap_or_else(|at| {
+            all.insert(at, Self { key: key.into(), subject, is: None, not: BTreeSet::new(), impossible: false });
+            at
+        });
+        &mut all[at]
+    }
+
+    /// Adds the term that the field has a value, or does not have it.
+    fn add(&mut self, value: &str, negated: bool) {
+        match &self.is {
+            Some(is) => self.impossible |= (**is == *value) == negated,
+            None if negated => {
+                self.not.insert(value.into());
+            }
+            None => {
+                self.impossible |= self.not.contains(value);
+                (self.is, self.not) = (Some(value.into()), BTreeSet::new());
+            }
+        }
+        // The value is the same for every object, so the result is known.
+        self.impossible |= self.subject == FieldValueSource::Absent && !self.holds("");
+    }
+
+    fn holds(&self, value: &str) -> bool {
+        self.is.as_ref().map_or_else(|| !self.not.contains(value), |is| **is == *value)
+    }
 }
 
 /// The source of the value that a condition compares.
@@ -111,44 +143,56 @@ impl FieldValueSource {
 }
 
 impl FieldMatcher {
-    fn of(mut conditions: Vec<CompiledFieldCondition>) -> Self {
-        retain_first(&mut conditions);
-        Self { merged: MergedFieldRequirements::of(&conditions), conditions: conditions.into() }
-    }
-
     /// Whether an object matches. `attributes` must come from the same [`SelectableFieldTable`] as the matcher; a field
     /// beyond its end reads as `""`.
     pub fn matches(&self, key: &ObjectKey, attributes: &SelectableAttributes) -> bool {
-        self.merged.match_all(key, attributes)
+        self.constraints.iter().all(|constraint| {
+            let value = match constraint.subject {
+                FieldValueSource::Name => key.name(),
+                FieldValueSource::Namespace => key.namespace(),
+                FieldValueSource::Field(position) => attributes.field(position),
+                FieldValueSource::Absent => "",
+            };
+            !constraint.impossible && constraint.holds(value)
+        })
     }
 
     /// Whether the key alone decides if an object matches, among objects that all have the value `given` in a field.
     pub fn depends_only_on_key(&self, given: Option<(&str, &str)>) -> bool {
-        self.conditions.iter().all(|condition| match condition.subject {
+        self.constraints.iter().all(|constraint| match constraint.subject {
             FieldValueSource::Name | FieldValueSource::Namespace | FieldValueSource::Absent => true,
-            FieldValueSource::Field(_) => !condition.negated && given == Some((&*condition.key, &*condition.value)),
+            FieldValueSource::Field(_) => {
+                given.is_some_and(|(key, value)| *constraint.key == *key && constraint.is.as_deref() == Some(value))
+            }
         })
     }
 
     /// Whether the conditions contradict each other, so that no object matches.
     pub fn is_contradictory(&self) -> bool {
-        self.merged.impossible
+        self.constraints.iter().any(|constraint| constraint.impossible)
     }
 
     /// Returns the maximum number of texts that [`matches`](Self::matches) compares.
     pub fn comparisons(&self) -> usize {
-        self.merged.comparisons()
+        if self.is_contradictory() {
+            return 0;
+        }
+        self.constraints.iter().map(|constraint| steps(constraint.not.len()).max(1)).sum()
     }
 
     /// Returns the approximate number of bytes that the selector uses on the heap.
     pub fn heap_bytes(&self) -> usize {
-        let texts = self.conditions.iter().map(|condition| condition.key.len() + condition.value.len());
-        texts.map(|len| 2 * (size_of::<CompiledFieldCondition>() + len)).sum()
+        let of_value = |value: &Box<str>| size_of::<Box<str>>() + value.len() + ALLOCATION_BYTES;
+        let of = |constraint: &FieldConstraint| {
+            let values = constraint.is.iter().chain(&constraint.not);
+            size_of_val(constraint) + constraint.key.len() + values.map(of_value).sum::<usize>()
+        };
+        self.constraints.iter().map(of).sum()
     }
 
     /// Whether the field selector has no conditions, so that it matches everything.
     pub fn is_empty(&self) -> bool {
-        self.conditions.is_empty()
+        self.constraints.is_empty()
     }
 
     /// Returns the only name that a matching object can have. A list with such a selector is a read of one key
@@ -162,19 +206,16 @@ impl FieldMatcher {
         self.required_field(NAMESPACE_KEY)
     }
 
-    /// Returns the value that the first `=` condition on `key` requires. `key` is the converted one: `spec.nodeName`
-    /// also finds `spec.host=n`.
+    /// Returns the value that the first `=` term on `key` requires. `key` is the converted one: `spec.nodeName` also
+    /// finds `spec.host=n`.
     pub fn required_field(&self, key: &str) -> Option<&str> {
-        self.conditions
-            .iter()
-            .find(|condition| !condition.negated && &*condition.key == key)
-            .map(|condition| &*condition.value)
+        self.constraints.iter().find(|constraint| *constraint.key == *key)?.is.as_deref()
     }
 
-    /// Returns the `=` conditions on fields of the table: key, position in [`SelectableAttributes`], value.
+    /// Returns the values that fields of the table must have: key, position in [`SelectableAttributes`], value.
     pub fn required_fields(&self) -> impl Iterator<Item = (&str, usize, &str)> {
-        self.conditions.iter().filter(|condition| !condition.negated).filter_map(|condition| match condition.subject {
-            FieldValueSource::Field(position) => Some((&*condition.key, position, &*condition.value)),
+        self.constraints.iter().filter_map(|constraint| match constraint.subject {
+            FieldValueSource::Field(position) => Some((&*constraint.key, position, constraint.is.as_deref()?)),
             FieldValueSource::Name | FieldValueSource::Namespace | FieldValueSource::Absent => None,
         })
     }
@@ -191,23 +232,51 @@ impl FieldMatcher {
     /// Returns a selector that also requires this name.
     #[must_use]
     pub fn requiring_name(&self, name: &str) -> Self {
-        let (key, subject) = (NAME_KEY.into(), FieldValueSource::Name);
-        let required = CompiledFieldCondition { key, subject, value: name.into(), negated: false };
-        Self::of(self.conditions.iter().cloned().chain([required]).collect())
+        let mut constraints = self.constraints.to_vec();
+        FieldConstraint::of(&mut constraints, NAME_KEY, FieldValueSource::Name).add(name, false);
+        Self { constraints: constraints.into() }
     }
 }
 
-impl PartialEq for FieldMatcher {
-    fn eq(&self, other: &Self) -> bool {
-        self.conditions == other.conditions
+/// One term of a field selector as part of a query: with the selector's own escapes, then URL-escaped.
+///
+/// The parsed form of a query's selector is [`FieldSelector`](super::FieldSelector).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EscapedFieldTerm<'a> {
+    key: &'a str,
+    operator: &'static str,
+    value: &'a str,
+}
+
+impl<'a> EscapedFieldTerm<'a> {
+    /// Creates the term `key=value`.
+    pub fn is(key: &'a str, value: &'a str) -> Self {
+        Self { key, operator: "%3D", value }
+    }
+
+    /// Creates the term `key!=value`.
+    pub fn is_not(key: &'a str, value: &'a str) -> Self {
+        Self { key, operator: "%21%3D", value }
     }
 }
 
-impl Eq for FieldMatcher {}
-
-impl Hash for FieldMatcher {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.conditions.hash(state);
+impl fmt::Display for EscapedFieldTerm<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, operator, value } = *self;
+        f.write_str(key)?;
+        f.write_str(operator)?;
+        // Names of RBAC objects may contain almost any character.
+        for byte in value.bytes() {
+            if matches!(byte, b'\\' | b',' | b'=') {
+                f.write_str("%5C")?;
+            }
+            if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+                write!(f, "{}", char::from(byte))?;
+            } else {
+                write!(f, "%{byte:02X}")?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -260,3 +329,6 @@ fn unescape(value: &str) -> Option<String> {
     }
     Some(plain)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-use super::super::Gvr;
+use super::super::{Gvr, UrlQuery};
 use super::*;
 use proptest::prelude::*;
 
@@ -177,5 +177,26 @@ proptest! {
                 let _ = selector.compile(&pods());
             }
         }
+    }
+}
+
+#[test]
+fn field_term_is_escaped_as_the_apiserver_expects() {
+    for (term, text) in [
+        (EscapedFieldTerm::is("spec.nodeName", "n7"), "spec.nodeName%3Dn7"),
+        (EscapedFieldTerm::is_not("spec.nodeName", "n7"), "spec.nodeName%21%3Dn7"),
+        (EscapedFieldTerm::is("metadata.name", "system:a b"), "metadata.name%3Dsystem%3Aa%20b"),
+        (EscapedFieldTerm::is("metadata.name", r"a,b=c\d"), "metadata.name%3Da%5C%2Cb%5C%3Dc%5C%5Cd"),
+    ] {
+        assert_eq!(term.to_string(), text);
+    }
+}
+
+#[test]
+fn escaped_field_term_parses_to_the_same_value() {
+    for value in ["n7", "", "a,b", "a=b", r"\", "%2C", "ü&x=1#"] {
+        let query = UrlQuery::parse(&format!("fieldSelector={}", EscapedFieldTerm::is("k", value)));
+        let read = FieldSelector::parse(query.first("fieldSelector").expect("it is there")).expect("a selector");
+        assert_eq!(read.requires_exact("k"), Some(value));
     }
 }

@@ -205,12 +205,13 @@ fn summary(route: &Result<ReadRoute, ForwardReason>) -> String {
     }
 }
 
-/// Formats a view as `namespace[labels]/name`, with `*` for all namespaces.
+/// Formats a view as `namespace[label keys]/name`, with `*` for all namespaces.
 fn scope(view: &CollectionView) -> String {
     let selector = view.selector();
     let mut text = view.namespace().unwrap_or("*").to_owned();
     if !selector.labels.is_empty() {
-        let _ = write!(text, "[{}]", selector.labels);
+        let keys: Vec<_> = selector.labels.constraints().iter().map(|(key, _)| &**key).collect();
+        let _ = write!(text, "[{}]", keys.join(","));
     }
     if let Some(name) = selector.fields.required_name() {
         let _ = write!(text, "/{name}");
