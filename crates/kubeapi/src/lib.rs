@@ -14,13 +14,10 @@
 mod accept;
 mod access;
 mod attributes;
-mod builtin_fields;
 mod continue_token;
-mod dns;
 mod event_type;
 mod field_selector;
 mod fields;
-mod flow_distinguisher;
 mod go_text;
 mod gvr;
 mod key;
@@ -31,8 +28,6 @@ mod query;
 mod request_info;
 mod selector;
 mod status;
-mod status_constructors;
-mod timeout;
 mod user;
 mod version;
 
@@ -43,23 +38,19 @@ pub use accept::{
 pub use access::{AccessAttributes, AccessTarget, ResourceAccessAttributes};
 pub use attributes::SelectableAttributes;
 pub use continue_token::{ContinueToken, ContinueVersion, ListPageSource};
-pub use dns::{is_dns_label, is_dns_subdomain};
 pub use event_type::EventType;
 pub use field_selector::{EscapedFieldTerm, FieldMatcher, FieldSelector, NAME_KEY};
 pub use fields::{FieldValueKind, SelectableFieldSpec, SelectableFieldTable};
-pub use flow_distinguisher::FlowDistinguisher;
 pub use go_text::quote as go_quote;
 pub use gvr::Gvr;
-pub use key::ObjectKey;
+pub use key::{ObjectKey, is_dns_label, is_dns_subdomain};
 pub use labels::{LabelConstraint, LabelSelector, SELECTOR_BYTES_MAX};
 pub use list_options::{ListOptions, ListPlan, ResourceVersionMatch, WatchStart, WatchTimeout};
-pub use query::{QUERY_PAIRS_MAX, UrlQuery, unescape};
+pub use query::{QUERY_PAIRS_MAX, UrlQuery, has_valid_timeout, unescape};
 pub use request_info::{RequestInfo, RequestInfoError, RequestVerb, targets_workload};
 pub use selector::Selector;
-pub use status::{Status, StatusCause, StatusDecodeError, StatusDetails, StatusMetadata};
-pub use status_constructors::denied_access;
-pub use timeout::has_valid_timeout;
-pub use user::User;
+pub use status::{Status, StatusCause, StatusDecodeError, StatusDetails, StatusMetadata, denied_access};
+pub use user::{FlowDistinguisher, User};
 pub use version::{ResourceVersion, ResourceVersionError};
 
 /// The annotation with the time at which an object was written, in nanoseconds of the writer's own clock. A writer that

@@ -1,11 +1,6 @@
-mod inside;
-#[cfg(test)]
-mod tests;
-
 use super::go_text::{escape_html, quote};
-use super::query::unescape;
+use super::query::{unescape, unescape_bytes};
 use super::{ListOptions, UrlQuery};
-pub use inside::targets_workload;
 use std::fmt;
 
 /// The attributes of a request, as the apiserver derives them before anything else: authentication, authorization,
@@ -238,3 +233,53 @@ fn no_resource(path: &str, query: &UrlQuery) -> RequestInfoError {
     let why = format!("failed to create RequestInfo: unable to determine kind and namespace from url, {uri}");
     RequestInfoError::NoResource(escape_html(&format!("Internal Server Error: {}: {why}", quote(&uri))))
 }
+
+/// The subresources that lead to a process, a port or a kubelet: of pods, services and nodes, and of aggregated APIs
+/// (virtual machines, other clusters). Roles usually allow them with the verb `get`, which does not show their effect.
+/// `console`, `usbredir`, `vnc` and `vsock` are the accesses of `KubeVirt` to a virtual machine.
+const INSIDE_SUBRESOURCES: [&str; 8] =
+    ["attach", "console", "exec", "portforward", "proxy", "usbredir", "vnc", "vsock"];
+/// The maximum number of times that servers on the request's path may unescape a URL path.
+const UNESCAPES_MAX: usize = 4;
+
+/// Whether a request reaches into pods, services or nodes, whatever its method. `info` is its parsed form, if
+/// available, and `path` the raw path of the request line.
+///
+/// For a path in canonical spelling, the apiserver's rules apply. For any other path the worst case is assumed: servers
+/// in front of the apiserver may merge slashes, resolve dots, unescape again or ignore the case.
+pub fn targets_workload(path: &str, info: Option<&RequestInfo>) -> bool {
+    match info {
+        Some(info) if info.is_canonical => {
+            return info.verb == RequestVerb::Proxy || INSIDE_SUBRESOURCES.contains(&info.subresource.as_str());
+        }
+        // A path prefix such as `watch` without a resource.
+        None if RequestPath::parse(path).is_some_and(|path| path.is_canonical()) => return false,
+        _ => {}
+    }
+    let mut text = path.as_bytes().to_vec();
+    for _ in 0..UNESCAPES_MAX {
+        if text.split(|byte| b"/\\".contains(byte)).any(may_reach_inside) {
+            return true;
+        }
+        let (next, _) = unescape_bytes(&text, false);
+        if next == text {
+            return false;
+        }
+        text = next;
+    }
+    // No legitimate client escapes this often.
+    true
+}
+
+/// Whether a server could interpret a path segment as one of `INSIDE_SUBRESOURCES`. Some servers cut the segment off at
+/// certain characters, or treat the rest as a query after unescaping.
+fn may_reach_inside(segment: &[u8]) -> bool {
+    let end = segment.iter().position(|byte| b";?#\0".contains(byte)).unwrap_or(segment.len());
+    let is_edge = |byte: &u8| byte.is_ascii_control() || b" .+".contains(byte);
+    let Some(start) = segment[..end].iter().position(|byte| !is_edge(byte)) else { return false };
+    let last = segment[..end].iter().rposition(|byte| !is_edge(byte)).unwrap_or(start);
+    INSIDE_SUBRESOURCES.iter().any(|subresource| segment[start..=last].eq_ignore_ascii_case(subresource.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests;

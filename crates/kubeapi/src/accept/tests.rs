@@ -22,7 +22,7 @@ fn accept_header_over_limit_is_rejected_before_sorting() {
         (format!("{}{}", "*,".repeat(15_000), "/b,".repeat(10_000)), false),
     ] {
         assert_eq!(check_accept_length(&accept).is_ok(), is_read, "{} bytes", accept.len());
-        assert_eq!(super::clauses::clauses(&accept).is_empty(), !is_read, "{} bytes", accept.len());
+        assert_eq!(super::clauses(&accept).is_empty(), !is_read, "{} bytes", accept.len());
     }
     let refused = check_accept_length(&clauses(65)).expect_err("it is too long");
     assert_eq!((refused.code, refused.reason.as_str()), (400, "BadRequest"));
@@ -262,5 +262,40 @@ proptest! {
             let _ = router_accepts(Some(&accept), SupportedMediaTypes::BUILTIN);
             let _ = accepts_kind(Some(&accept), "Table", "meta.k8s.io", "v1");
         }
+    }
+}
+
+#[test]
+fn discovery_accept_has_one_of_few_forms_or_none() {
+    const V2: &str = aggregated!("v2");
+    let v2beta1 = aggregated!("v2beta1");
+    let client_go = format!("{V2},{v2beta1},application/json");
+    let json = Some(JSON);
+    for (accept, expected) in [
+        (None, json),
+        (Some(""), json),
+        (Some("*/*"), json),
+        (Some("application/json, */*"), json),
+        (Some("*/*;q=0.1,application/json"), json),
+        (Some("application/json,application/json;q=0.5"), json),
+        (Some("application/json,text/html;q=0.5"), json),
+        (Some(client_go.as_str()), Some(client_go.as_str())),
+        (Some(&format!("{V2},{v2beta1},*/*")), Some(client_go.as_str())),
+        (Some(&format!("{V2},{V2}")), None),
+        (Some("application/json;as=APIGroupDiscoveryList;v=v2;g=apidiscovery.k8s.io"), Some(V2)),
+        (Some(PROTOBUF), Some(PROTOBUF)),
+        (Some(&format!("{PROTOBUF},*/*")), Some(&format!("{PROTOBUF},application/json"))),
+        (Some(&format!("{v2beta1},{V2}")), None),
+        (Some(&format!("{PROTOBUF},{V2},application/json")), None),
+        (Some("application/json;as=APIGroupDiscoveryList;v=v3;g=apidiscovery.k8s.io"), None),
+        (Some("application/json;as=Table;v=v1;g=meta.k8s.io"), None),
+        (Some("application/json;x=1"), None),
+        (Some("*"), None),
+        (Some("application /json"), None),
+        (Some("application/yaml"), None),
+        (Some("text/html"), None),
+        (Some(","), None),
+    ] {
+        assert_eq!(discovery_accept(accept), expected, "{accept:?}");
     }
 }

@@ -144,7 +144,11 @@ impl<'a> LabelSelectorParser<'a> {
 
 /// Builds a requirement after checking its values: they must be valid label values, and numbers if the operator
 /// compares numbers. The key was checked when it was parsed.
-fn checked<'a>(key: &'a str, operator: LabelOperator, mut values: Vec<&'a str>) -> Option<LabelSelectorRequirement<'a>> {
+fn checked<'a>(
+    key: &'a str,
+    operator: LabelOperator,
+    mut values: Vec<&'a str>,
+) -> Option<LabelSelectorRequirement<'a>> {
     values.sort_unstable();
     values.dedup();
     let compares_numbers = matches!(operator, LabelOperator::GreaterThan | LabelOperator::LessThan);

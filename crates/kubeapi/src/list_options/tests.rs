@@ -1,5 +1,5 @@
 use super::*;
-use crate::{ContinueToken, ContinueVersion, ListPageSource, ResourceVersion};
+use crate::ListPageSource;
 use proptest::prelude::*;
 
 fn options(query: &str) -> ListOptions {
@@ -294,5 +294,26 @@ proptest! {
             let _ = options.list_plan();
             let _ = options.watch_start();
         }
+    }
+}
+
+/// As Go computes `time.Duration(seconds) * time.Second`.
+#[test]
+fn timeout_seconds_overflow_as_in_go() {
+    for (seconds, expected) in [
+        (None, WatchTimeout::Unset),
+        (Some(0), WatchTimeout::Unset),
+        (Some(300), WatchTimeout::After(Duration::from_secs(300))),
+        (Some(-1), WatchTimeout::Elapsed),
+        (Some(9_223_372_036), WatchTimeout::After(Duration::from_secs(9_223_372_036))),
+        (Some(9_223_372_037), WatchTimeout::Elapsed),
+        (Some(18_446_744_073), WatchTimeout::Elapsed),
+        (Some(18_446_744_074), WatchTimeout::After(Duration::from_nanos(290_448_384))),
+        (Some(99_999_999_999), WatchTimeout::After(Duration::from_nanos(7_766_279_630_452_241_920))),
+        (Some(i64::MAX), WatchTimeout::Elapsed),
+        (Some(i64::MIN), WatchTimeout::Unset),
+        (Some(1 << 55), WatchTimeout::Unset),
+    ] {
+        assert_eq!(WatchTimeout::of(seconds), expected, "{seconds:?}");
     }
 }

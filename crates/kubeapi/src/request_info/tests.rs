@@ -211,3 +211,119 @@ proptest! {
         }
     }
 }
+
+fn reaches(method: &str, path: &str) -> bool {
+    let info = RequestInfo::parse(method, path, &UrlQuery::default());
+    targets_workload(path, info.as_ref().ok())
+}
+
+const METHODS: [&str; 8] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "get"];
+
+#[test]
+fn exec_port_forward_and_proxy_paths_reach_inside() {
+    for path in [
+        "/api/v1/namespaces/d/pods/p/exec",
+        "/api/v1/namespaces/d/pods/p/exec/",
+        "/api/v1/namespaces/d/pods/p/attach",
+        "/api/v1/namespaces/d/pods/p/portforward",
+        "/api/v1/namespaces/d/pods/p/proxy",
+        "/api/v1/namespaces/d/pods/p/proxy/",
+        "/api/v1/namespaces/d/pods/https:p:8443/proxy/a/b",
+        "/api/v1/namespaces/d/services/s/proxy",
+        "/api/v1/namespaces/d/services/http:s:web/proxy/metrics",
+        "/api/v1/nodes/n/proxy",
+        "/api/v1/nodes/n:10250/proxy/run/d/p/c",
+        "/api/v1/nodes/n/proxy/metrics/cadvisor",
+        "/api/v1/proxy/nodes/n",
+        "/api/v1/proxy/namespaces/d/pods/p/a/b",
+        "/api/v1/proxy/namespaces/d/services/s",
+        "/apis/apps/v1/proxy/x",
+        "/api/v1/watch/namespaces/d/pods/p/exec",
+        "/apis/subresources.kubevirt.io/v1/namespaces/d/virtualmachineinstances/v/portforward",
+        "/apis/cluster.karmada.io/v1alpha1/clusters/c/proxy/api/v1/secrets",
+    ] {
+        for method in METHODS {
+            assert!(reaches(method, path), "{method} {path}");
+        }
+    }
+}
+
+#[test]
+fn encoded_or_irregular_paths_still_reach_inside() {
+    for path in [
+        "/api/v1/namespaces/d/pods/p%2Fexec",
+        "/api/v1/namespaces/d/pods/p/%65xec",
+        "/api/v1/namespaces/d/pods/p/%2565xec",
+        "/api/v1/namespaces/d/pods/p%252Fexec",
+        "/api/v1/namespaces/d/pods/p%25252Fexec",
+        "/api/v1/namespaces/d/pods/p%2525252525252Fexec",
+        "/api/v1/namespaces/d/pods/p//exec",
+        "//api/v1/namespaces/d/pods/p/exec",
+        "/api//v1/namespaces/d/pods/p/exec",
+        "/api/v1//namespaces/d/pods/p/exec",
+        "/api/v1/./namespaces/d/pods/p/exec",
+        "/api/v1/namespaces/d/pods/p/log/../exec",
+        "/version/../api/v1/namespaces/d/pods/p/exec",
+        "/version/%2e%2e/api/v1/nodes/n/proxy",
+        "/api/v1/namespaces/d/pods/p/Exec",
+        "/API/v1/namespaces/d/pods/p/EXEC",
+        "/api/v1/namespaces/d/pods/p/exec;a=b",
+        "/api/v1/namespaces/d/pods/p/exec%3Ba",
+        "/api/v1/namespaces/d/pods/p/exec%00",
+        "/api/v1/namespaces/d/pods/p/exec%00.txt",
+        "/api/v1/namespaces/d/pods/p/exec%3Fcommand=sh",
+        "/api/v1/namespaces/d/pods/p%252Fproxy/%25zz",
+        "/api/v1/namespaces/d/pods/p%252Fexec/%",
+        "/api/v1/namespaces/d/pods/p/exec%20",
+        "/api/v1/namespaces/d/pods/p/%09exec",
+        "/api/v1/namespaces/d/pods/p\\exec",
+        "/api/v1/namespaces/d/pods/p%5Cexec",
+        "/api/v1//proxy/nodes/n",
+        "/api/v1/proxy//nodes/n",
+        "/api/v1/%70roxy/nodes/n",
+        "/api/v1%252Fnodes%252Fn%252Fproxy/watch",
+        "/apis/a/v1%252Fnamespaces%252Fd%252Fpods%252Fp%252Fproxy/watch",
+        "api/v1/nodes/n/proxy",
+    ] {
+        for method in METHODS {
+            assert!(reaches(method, path), "{method} {path}");
+        }
+    }
+}
+
+#[test]
+fn paths_of_api_objects_do_not_reach_inside() {
+    for path in [
+        "/",
+        "/api",
+        "/version",
+        "/api/v1/proxy",
+        "/api/v1/watch",
+        "/api/v1/pods",
+        "/api/v1/nodes/n",
+        "/api/v1/nodes/proxy",
+        "/api/v1/namespaces/proxy",
+        "/api/v1/namespaces/proxy/pods",
+        "/api/v1/namespaces/exec/pods/exec",
+        "/api/v1/namespaces/d/pods/exec",
+        "/api/v1/namespaces/d/services/proxy",
+        "/api/v1/namespaces/d/endpoints/proxy/",
+        "/api/v1/namespaces/d/pods/p/log",
+        "/api/v1/namespaces/d/pods/p/log/exec",
+        "/api/v1/namespaces/d/pods/p/eviction",
+        "/api/v1/namespaces/d/pods/p/binding",
+        "/api/v1/watch/namespaces/proxy/pods",
+        "/apis/apps/v1/namespaces/d/deployments/proxy/scale",
+        "/api/v1/namespaces/d/pods/kube-proxy-a%2Bb",
+        "/api/v1/namespaces/d/pods/Proxy-1",
+        "/api/v1/namespaces/d/configmaps/a%20b",
+        "/apis/rbac.authorization.k8s.io/v1/clusterroles/system%3Aproxy",
+        "//api/v1/pods",
+        "/api/v1/pods/%",
+        "",
+    ] {
+        for method in METHODS {
+            assert!(!reaches(method, path), "{method} {path}");
+        }
+    }
+}
