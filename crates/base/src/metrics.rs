@@ -8,35 +8,11 @@ pub fn describe() {
     describe_gauge!("kube_fanout_reload_failing", "1 while changed files cannot be used");
 }
 
-/// The metrics of one [`WatchedFile`](super::WatchedFile).
-pub(super) struct FileReloadMetrics {
-    replaced: Counter,
-    failed: Counter,
-    failing: Gauge,
-}
-
-impl FileReloadMetrics {
-    pub(super) fn new(what: &'static str) -> Self {
-        let reloads = |outcome| counter!("kube_fanout_reloads_total", "what" => what, "outcome" => outcome);
-        let failing = gauge!("kube_fanout_reload_failing", "what" => what);
-        failing.set(0.0);
-        Self { replaced: reloads("replaced"), failed: reloads("failed"), failing }
-    }
-
-    /// Counts a reload that replaced the value.
-    pub(super) fn replaced(&self) {
-        self.replaced.increment(1);
-        self.failing.set(0.0);
-    }
-
-    /// Records that the files are unchanged since the value was read.
-    pub(super) fn unchanged(&self) {
-        self.failing.set(0.0);
-    }
-
-    /// Records that the files cannot be used.
-    pub(super) fn failed(&self) {
-        self.failed.increment(1);
-        self.failing.set(1.0);
-    }
+/// Returns the metrics of one [`WatchedFile`](super::WatchedFile): reloads that replaced the value, those that failed,
+/// and whether the files cannot be used.
+pub(super) fn reload_metrics(what: &'static str) -> (Counter, Counter, Gauge) {
+    let reloads = |outcome| counter!("kube_fanout_reloads_total", "what" => what, "outcome" => outcome);
+    let failing = gauge!("kube_fanout_reload_failing", "what" => what);
+    failing.set(0.0);
+    (reloads("replaced"), reloads("failed"), failing)
 }

@@ -1,35 +1,26 @@
-use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
 /// Tracks readiness: the process is ready when no [`ReadinessGuard`] guard is held.
 #[derive(Clone, Debug, Default)]
 pub struct ReadinessTracker {
-    waiting: SharedReadinessGuards,
+    /// The components in the order in which they were registered.
+    waiting: Arc<Mutex<Vec<Weak<WaitingComponent>>>>,
 }
-
-type SharedReadinessGuards = Arc<Mutex<HeldReadinessGuards>>;
-
-/// The guards of components that are not ready, by name and number.
-#[derive(Debug, Default)]
-struct HeldReadinessGuards {
-    guards: BTreeMap<(String, u64), Option<NotReadyReasonFn>>,
-    next: u64,
-}
-
-/// Returns why something is not ready at the moment.
-#[derive(Clone)]
-struct NotReadyReasonFn(Arc<dyn Fn() -> Option<String> + Send + Sync>);
 
 /// A component that is not ready yet; dropping the guard marks it ready.
 #[derive(Debug)]
-pub struct ReadinessGuard {
+pub struct ReadinessGuard(Arc<WaitingComponent>);
+
+struct WaitingComponent {
     name: String,
-    number: u64,
-    waiting: SharedReadinessGuards,
+    /// Returns why the component is not ready at the moment.
+    reason: Mutex<Option<NotReadyReasonFn>>,
 }
+
+type NotReadyReasonFn = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// The name of a component that is not ready, and the reason if known.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,29 +37,29 @@ impl ReadinessTracker {
     /// Registers a component that is not ready until the guard is dropped.
     #[must_use]
     pub fn register(&self, name: impl Into<String>) -> ReadinessGuard {
-        let name = name.into();
+        let component = Arc::new(WaitingComponent { name: name.into(), reason: Mutex::new(None) });
         let mut waiting = self.waiting.lock();
-        let number = waiting.next;
-        waiting.next += 1;
-        waiting.guards.insert((name.clone(), number), None);
-        ReadinessGuard { name, number, waiting: self.waiting.clone() }
+        waiting.retain(|component| component.strong_count() > 0);
+        waiting.push(Arc::downgrade(&component));
+        ReadinessGuard(component)
     }
 
     pub fn is_ready(&self) -> bool {
-        self.waiting.lock().guards.is_empty()
+        self.waiting.lock().iter().all(|component| component.strong_count() == 0)
     }
 
     /// Returns the components that are not ready, in the order of names, each name once; empty when ready.
     pub fn pending(&self) -> Vec<UnreadyComponent> {
-        let guards: Vec<_> =
-            self.waiting.lock().guards.iter().map(|((name, _), reason)| (name.clone(), reason.clone())).collect();
+        let mut waiting: Vec<_> = self.waiting.lock().iter().filter_map(Weak::upgrade).collect();
+        waiting.sort_by(|a, b| a.name.cmp(&b.name));
         let mut pending: Vec<UnreadyComponent> = Vec::new();
-        // A reason may take other locks, so the lock is released first.
-        for (name, reason) in guards {
-            let reason = reason.and_then(|NotReadyReasonFn(reason)| reason());
+        for component in waiting {
+            // A reason may take other locks, so the lock is released first.
+            let reason = component.reason.lock().clone();
+            let reason = reason.and_then(|reason| reason());
             match pending.last_mut() {
-                Some(last) if last.name == name => last.reason = last.reason.take().or(reason),
-                _ => pending.push(UnreadyComponent { name, reason }),
+                Some(last) if last.name == component.name => last.reason = last.reason.take().or(reason),
+                _ => pending.push(UnreadyComponent { name: component.name.clone(), reason }),
             }
         }
         pending
@@ -86,19 +77,7 @@ impl ReadinessGuard {
 
     /// Replaces the function that [`with_reason`](Self::with_reason) has set.
     pub fn set_reason(&self, reason: impl Fn() -> Option<String> + Send + Sync + 'static) {
-        if let Some(guards) = self.waiting.lock().guards.get_mut(&(self.name.clone(), self.number)) {
-            *guards = Some(NotReadyReasonFn(Arc::new(reason)));
-        }
-    }
-}
-
-impl Drop for ReadinessGuard {
-    fn drop(&mut self) {
-        let mut waiting = self.waiting.lock();
-        // The reason is dropped after the lock is released, because it may own anything.
-        let reason = waiting.guards.remove(&(std::mem::take(&mut self.name), self.number));
-        drop(waiting);
-        drop(reason);
+        *self.0.reason.lock() = Some(Arc::new(reason));
     }
 }
 
@@ -110,9 +89,9 @@ impl fmt::Display for UnreadyComponent {
     }
 }
 
-impl fmt::Debug for NotReadyReasonFn {
+impl fmt::Debug for WaitingComponent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("NotReadyReasonFn")
+        f.debug_struct("WaitingComponent").field("name", &self.name).finish_non_exhaustive()
     }
 }
 

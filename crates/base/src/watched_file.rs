@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use metrics::{Counter, Gauge};
 use parking_lot::Mutex;
+use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::metrics::FileReloadMetrics;
-use tokio::sync::watch;
+use super::metrics::reload_metrics;
 
 /// A value that is read from files, and reloaded when they change. Clones share it.
 ///
@@ -45,7 +46,8 @@ struct WatchedFileSource<T> {
     value: watch::Sender<Arc<T>>,
     last_load: Mutex<LastFileLoad>,
     hasher: RandomState,
-    metrics: FileReloadMetrics,
+    /// The metrics of reloads that replaced the value, of those that failed, and of whether the files cannot be used.
+    metrics: (Counter, Counter, Gauge),
 }
 
 #[derive(Debug)]
@@ -88,7 +90,7 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
         let read = move |contents: &[Vec<u8>]| read(contents).map_err(|error| error.to_string());
         let last_load = Mutex::new(LastFileLoad { fingerprint: Some(fingerprint), last_error: None });
         let (sender, value) = watch::channel(Arc::new(first));
-        let (files, read, metrics) = (Box::new(files), Box::new(read), FileReloadMetrics::new(what));
+        let (files, read, metrics) = (Box::new(files), Box::new(read), reload_metrics(what));
         let origin = WatchedFileSource { what, files, read, value: sender, last_load, hasher, metrics };
         Ok(Self { value, origin: Some(Arc::new(origin)) })
     }
@@ -143,19 +145,19 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
 
 impl<T> WatchedFileSource<T> {
     fn check(&self) {
-        match self.read_if_changed(&(self.files)()) {
-            Ok(None) => {
-                self.metrics.unchanged();
-                self.last_load.lock().last_error = None;
-            }
+        let (replaced, failed, failing) = &self.metrics;
+        let found = self.read_if_changed(&(self.files)());
+        failing.set(if found.is_ok() { 0.0 } else { 1.0 });
+        match found {
+            Ok(None) => self.last_load.lock().last_error = None,
             Ok(Some((fingerprint, value))) => {
-                self.metrics.replaced();
+                replaced.increment(1);
                 *self.last_load.lock() = LastFileLoad { fingerprint: Some(fingerprint), last_error: None };
                 self.value.send_replace(Arc::new(value));
                 tracing::info!(what = self.what, "reloaded changed files");
             }
             Err(why) => {
-                self.metrics.failed();
+                failed.increment(1);
                 let reported = self.last_load.lock().last_error.replace(why.clone());
                 if reported.as_ref() != Some(&why) {
                     tracing::warn!(what = self.what, error = %why, "reload failed; keeping the previous contents");
@@ -197,6 +199,46 @@ impl<T> fmt::Debug for WatchedFile<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = self.origin.as_ref().map(|origin| origin.what);
         f.debug_struct("WatchedFile").field("what", &what).finish_non_exhaustive()
+    }
+}
+
+/// A value that can be replaced while in use. Clones share it.
+///
+/// Code that takes several steps gets the value once, so that all steps use the same one.
+#[derive(Debug)]
+pub struct Reloadable<T>(watch::Sender<Arc<T>>);
+
+impl<T> Reloadable<T> {
+    pub fn new(value: T) -> Self {
+        Self(watch::Sender::new(Arc::new(value)))
+    }
+
+    /// Returns the current value.
+    pub fn get(&self) -> Arc<T> {
+        self.0.borrow().clone()
+    }
+
+    /// Replaces the value for all later reads.
+    pub fn set(&self, value: T) {
+        self.0.send_replace(Arc::new(value));
+    }
+
+    /// Completes when the value differs from `known`.
+    pub async fn replaced(&self, known: &Arc<T>) {
+        // `self` holds the sender, so waiting cannot fail.
+        let _ = self.0.subscribe().wait_for(|value| !Arc::ptr_eq(value, known)).await;
+    }
+}
+
+impl<T> From<T> for Reloadable<T> {
+    fn from(value: T) -> Self {
+        Self::new(value)
+    }
+}
+
+impl<T> Clone for Reloadable<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
     }
 }
 

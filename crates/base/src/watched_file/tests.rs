@@ -1,6 +1,8 @@
 use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use futures_util::FutureExt as _;
+
 use super::*;
 
 /// A temporary directory that is removed on drop.
@@ -176,4 +178,14 @@ async fn fixed_value_is_never_reloaded() {
     fixed.check_now().await;
     fixed.clone().watch(Duration::from_secs(1)).await;
     assert_eq!((*fixed.current(), fixed.last_error()), (7, None));
+}
+
+#[test]
+fn set_updates_all_clones_but_not_earlier_snapshots() {
+    let here = Reloadable::new(1);
+    let (there, taken) = (here.clone(), here.get());
+    assert_eq!(here.replaced(&taken).now_or_never(), None);
+    there.set(2);
+    assert_eq!((*taken, *here.get()), (1, 2));
+    assert_eq!(here.replaced(&taken).now_or_never(), Some(()));
 }

@@ -1,38 +1,27 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::hash::Hash;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::mem::replace;
+use std::sync::{Arc, Weak};
 use std::thread::available_parallelism;
 
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 /// Grants turns for CPU-bound work: a limited number at a time, and round robin between holders, however many waiters
 /// one holder has. Clones share the queue.
 #[derive(Debug)]
 pub struct RoundRobinSemaphore<K>(Arc<Mutex<RoundRobinState<K>>>);
 
-/// The permission to do CPU-bound work. Dropping it ends the turn.
+/// The permission to do CPU-bound work. Dropping it ends the turn, or leaves the queue.
 #[derive(Debug)]
 #[must_use = "it is over when it is dropped"]
 pub struct RoundRobinPermit<K: Clone + Eq + Hash> {
     turns: RoundRobinSemaphore<K>,
     holder: K,
-    /// Whether the turn was passed on and not regained.
-    is_lost: bool,
-}
-
-/// A waiter in the queue that completes with a turn. Dropping it leaves the queue, and releases a turn that was granted
-/// too late.
-#[derive(Debug)]
-pub struct RoundRobinAcquire<K: Clone + Eq + Hash> {
-    turns: RoundRobinSemaphore<K>,
-    holder: K,
     ticket: i64,
-    granted: oneshot::Receiver<()>,
-    is_received: bool,
+    /// The notice that the turn has come, while the holder waits for it.
+    waiting: Option<oneshot::Receiver<()>>,
 }
 
 struct RoundRobinState<K> {
@@ -77,9 +66,13 @@ impl<K: Clone + Eq + Hash> RoundRobinSemaphore<K> {
         Self(Arc::new(Mutex::new(queue)))
     }
 
-    /// Waits for a turn of the holder.
-    pub fn wait(&self, holder: K) -> RoundRobinAcquire<K> {
-        self.enter(holder, QueueInsertSide::Back)
+    /// Enters the queue, and completes with a turn of the holder.
+    pub fn wait(&self, holder: K) -> impl Future<Output = RoundRobinPermit<K>> + use<K> {
+        let mut permit = self.enter(holder, QueueInsertSide::Back);
+        async move {
+            permit.granted().await;
+            permit
+        }
     }
 
     /// Returns the number of waiters, in total and of one holder.
@@ -94,7 +87,7 @@ impl<K: Clone + Eq + Hash> RoundRobinSemaphore<K> {
         (queue.running, queue.waiting, queue.holders.len(), queue.order.len()) == (0, 0, 0, 0)
     }
 
-    fn enter(&self, holder: K, end: QueueInsertSide) -> RoundRobinAcquire<K> {
+    fn enter(&self, holder: K, end: QueueInsertSide) -> RoundRobinPermit<K> {
         let mut queue = self.0.lock();
         let (grants, granted) = oneshot::channel();
         queue.last_ticket += 1;
@@ -108,7 +101,7 @@ impl<K: Clone + Eq + Hash> RoundRobinSemaphore<K> {
         }
         queue.grant();
         drop(queue);
-        RoundRobinAcquire { turns: self.clone(), holder, ticket, granted, is_received: false }
+        RoundRobinPermit { turns: self.clone(), holder, ticket, waiting: Some(granted) }
     }
 
     fn end(&self, holder: &K) {
@@ -118,7 +111,7 @@ impl<K: Clone + Eq + Hash> RoundRobinSemaphore<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash + Unpin> RoundRobinPermit<K> {
+impl<K: Clone + Eq + Hash> RoundRobinPermit<K> {
     /// Whether another holder waits that could get this turn.
     pub fn is_contended(&self) -> bool {
         let queue = self.turns.0.lock();
@@ -129,20 +122,16 @@ impl<K: Clone + Eq + Hash + Unpin> RoundRobinPermit<K> {
     pub async fn yield_to_others(&mut self) {
         // Queues first and then ends the turn, so that this holder comes after the waiting ones.
         let again = self.turns.enter(self.holder.clone(), QueueInsertSide::Front);
-        self.is_lost = true;
-        self.turns.end(&self.holder);
-        *self = again.await;
+        drop(replace(self, again));
+        self.granted().await;
     }
-}
 
-impl<K: Clone + Eq + Hash + Unpin> Future for RoundRobinAcquire<K> {
-    type Output = RoundRobinPermit<K>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<RoundRobinPermit<K>> {
-        ready!(Pin::new(&mut self.granted).poll(cx))
-            .expect("the queue owns the sender, and this future owns the queue");
-        self.is_received = true;
-        Poll::Ready(RoundRobinPermit { turns: self.turns.clone(), holder: self.holder.clone(), is_lost: false })
+    /// Completes when the turn has come.
+    async fn granted(&mut self) {
+        if let Some(granted) = &mut self.waiting {
+            granted.await.expect("the queue owns the sender, and this permit owns the queue");
+            self.waiting = None;
+        }
     }
 }
 
@@ -224,23 +213,60 @@ impl<K> fmt::Debug for RoundRobinState<K> {
 
 impl<K: Clone + Eq + Hash> Drop for RoundRobinPermit<K> {
     fn drop(&mut self) {
-        if !self.is_lost {
-            self.turns.end(&self.holder);
-        }
-    }
-}
-
-impl<K: Clone + Eq + Hash> Drop for RoundRobinAcquire<K> {
-    fn drop(&mut self) {
-        if self.is_received {
-            return;
-        }
-        self.granted.close();
-        if self.granted.try_recv().is_ok() {
+        let is_granted = self.waiting.as_mut().is_none_or(|granted| {
+            granted.close();
+            granted.try_recv().is_ok()
+        });
+        if is_granted {
             self.turns.end(&self.holder);
         } else {
             self.turns.0.lock().leave(&self.holder, self.ticket);
         }
+    }
+}
+
+/// A semaphore for each holder, all with the same number of permits.
+///
+/// Unused semaphores are removed over time. At most twice as many as are in use are kept, or `KEPT_MAX`.
+#[derive(Debug)]
+pub struct KeyedSemaphores<K> {
+    permits: usize,
+    /// The semaphore of each key. One lock suffices, because threads contend for the global semaphore instead. With
+    /// one, two and four threads, an admission took 129, 265 and 547 ns with one lock. It took 133, 279 and 829 ns with
+    /// a sharded map.
+    state: Mutex<SemaphoreMap<K>>,
+}
+
+#[derive(Debug)]
+struct SemaphoreMap<K> {
+    semaphores: HashMap<K, Weak<Semaphore>>,
+    /// The number of semaphores that are kept before the unused ones are removed.
+    kept_max: usize,
+}
+
+/// The number of semaphores that are kept whether or not they are used.
+const KEPT_MAX: usize = 1_024;
+
+impl<K: Eq + Hash + Clone> KeyedSemaphores<K> {
+    /// Creates semaphores with `permits` permits for each holder.
+    pub fn new(permits: usize) -> Self {
+        let state = SemaphoreMap { semaphores: HashMap::new(), kept_max: KEPT_MAX };
+        Self { permits: permits.min(Semaphore::MAX_PERMITS), state: Mutex::new(state) }
+    }
+
+    /// Returns the semaphore of one holder. It stays the same as long as it, or a permit of it, is held.
+    pub fn get(&self, holder: &K) -> Arc<Semaphore> {
+        let mut state = self.state.lock();
+        if let Some(semaphore) = state.semaphores.get(holder).and_then(Weak::upgrade) {
+            return semaphore;
+        }
+        if state.semaphores.len() >= state.kept_max {
+            state.semaphores.retain(|_, semaphore| semaphore.strong_count() > 0);
+            state.kept_max = (2 * state.semaphores.len()).max(KEPT_MAX);
+        }
+        let semaphore = Arc::new(Semaphore::new(self.permits));
+        state.semaphores.insert(holder.clone(), Arc::downgrade(&semaphore));
+        semaphore
     }
 }
 
@@ -285,7 +311,7 @@ mod tests {
         let turns = RoundRobinSemaphore::new(1, |_| false);
         let mut turn = turns.wait(1).await;
         let mut many: VecDeque<_> = (0..100).map(|_| turns.wait(1)).collect();
-        let mut other = turns.wait(2);
+        let mut other = Box::pin(turns.wait(2));
         assert_eq!((turns.waiting(&1), turns.waiting(&2)), ((101, 100), (101, 1)));
         assert!(turn.is_contended() && (&mut other).now_or_never().is_none());
         drop(turn);
@@ -295,5 +321,25 @@ mod tests {
         drop(many.pop_front().expect("one of them").now_or_never().expect("it is its holder's turn"));
         drop((many, other));
         assert!(turns.is_empty(), "no state is kept for a dropped waiter");
+    }
+
+    #[test]
+    fn semaphore_persists_while_one_of_its_permits_is_in_use() {
+        let semaphores = KeyedSemaphores::<u32>::new(2);
+        let first = semaphores.get(&1).try_acquire_owned().expect("a permit");
+        assert_eq!((semaphores.get(&1).available_permits(), semaphores.get(&2).available_permits()), (1, 2));
+        drop(first);
+        assert_eq!(semaphores.get(&1).available_permits(), 2);
+    }
+
+    #[test]
+    fn unused_semaphores_are_removed() {
+        let semaphores = KeyedSemaphores::<usize>::new(1);
+        let first_ten: Vec<_> = (0..10).map(|holder| semaphores.get(&holder)).collect();
+        (10..10 * KEPT_MAX).for_each(|holder| drop(semaphores.get(&holder)));
+        assert!(semaphores.state.lock().semaphores.len() <= KEPT_MAX);
+        assert!(
+            first_ten.iter().enumerate().all(|(holder, semaphore)| Arc::ptr_eq(semaphore, &semaphores.get(&holder)))
+        );
     }
 }
