@@ -6,11 +6,10 @@ use http::Response;
 use slab::Slab;
 use tokio::time::Instant;
 
-use super::head_budget::RequestHeadCharge;
 use super::received_body::ReceivedBodyBuffer;
 use super::wake_set::StreamWaker;
 use super::windows::grow;
-use base::AbortSignal;
+use base::{AbortSignal, MemoryCharge};
 
 /// A request and its response. `F` is the future that creates the response, and `B` the response body.
 pub(super) struct Http2Exchange<F, B> {
@@ -40,12 +39,12 @@ pub(super) enum ExchangePhase<F, B> {
     Handling {
         future: F,
         /// The charge for the request's head, which is held until there is a response.
-        head: RequestHeadCharge,
+        head: MemoryCharge,
     },
     /// The response's head waits for room in the output.
     HeadReady {
         response: Box<Response<B>>,
-        _head: RequestHeadCharge,
+        _head: MemoryCharge,
     },
     /// The stream is between two states while it is being changed.
     Transition,
@@ -66,7 +65,7 @@ pub(super) struct RequestUpload {
     /// Whether the request body is complete.
     pub(super) has_ended: bool,
     /// The charge for the trailers, if there are any.
-    pub(super) trailers: Option<RequestHeadCharge>,
+    pub(super) trailers: Option<MemoryCharge>,
 }
 
 impl Drop for RequestUpload {

@@ -1,5 +1,7 @@
 //! Encoding of frame headers, and parsing of the client's frames (RFC 9113 §4, RFC 9113 §6).
 
+use std::borrow::Cow;
+
 use super::error::{Http2Error, Http2ErrorCode};
 
 pub(super) const HEAD_BYTES: usize = 9;
@@ -51,7 +53,7 @@ pub(super) enum Http2Frame<'a> {
     },
     Headers {
         stream: u32,
-        block: &'a [u8],
+        block: Cow<'a, [u8]>,
         end_stream: bool,
         end_headers: bool,
     },
@@ -75,14 +77,6 @@ pub(super) enum Http2Frame<'a> {
     /// A PRIORITY frame, which the server ignores.
     Priority,
     Unknown,
-}
-
-/// A setting of the client that affects what the server sends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Http2Setting {
-    HeaderTable,
-    InitialWindow(u32),
-    FrameBytesMax(u32),
 }
 
 impl Http2FrameHeader {
@@ -149,7 +143,7 @@ impl<'a> Http2Frame<'a> {
                 Self::Data { stream, data, flow: payload.len(), end_stream: head.has(END_STREAM) }
             }
             Http2FrameType::Headers => {
-                let block = without_priority(head, without_padding(head, payload)?)?;
+                let block = without_priority(head, without_padding(head, payload)?)?.into();
                 Self::Headers { stream, block, end_stream: head.has(END_STREAM), end_headers: head.has(END_HEADERS) }
             }
             Http2FrameType::Continuation => {
@@ -178,25 +172,6 @@ impl<'a> Http2Frame<'a> {
             Http2FrameType::Unknown => Self::Unknown,
         })
     }
-}
-
-/// Parses the settings in a frame, and skips those that do not concern the server (RFC 9113 §6.5.2).
-pub(super) fn settings(payload: &[u8]) -> impl Iterator<Item = Result<Http2Setting, Http2Error>> {
-    payload.chunks_exact(6).filter_map(|setting| {
-        let (name, value) = setting.split_first_chunk()?;
-        let value = u32::from_be_bytes(value.try_into().ok()?);
-        Some(match (u16::from_be_bytes(*name), value) {
-            (0x1, _) => Ok(Http2Setting::HeaderTable),
-            (0x2, 2..) => Err(Http2Error::protocol("SETTINGS_ENABLE_PUSH is not 0 or 1")),
-            (0x4, ..=HIGHEST) => Ok(Http2Setting::InitialWindow(value)),
-            (0x4, _) => {
-                Err(Http2Error::Connection(Http2ErrorCode::FlowControl, "SETTINGS_INITIAL_WINDOW_SIZE above 2^31-1"))
-            }
-            (0x5, 0x4000..=0xff_ffff) => Ok(Http2Setting::FrameBytesMax(value)),
-            (0x5, _) => Err(Http2Error::protocol("SETTINGS_MAX_FRAME_SIZE out of range")),
-            _ => return None,
-        })
-    })
 }
 
 fn without_padding(head: Http2FrameHeader, payload: &[u8]) -> Result<&[u8], Http2Error> {
@@ -316,21 +291,5 @@ mod tests {
         let payload = [2, b'a', 0, 0];
         let read = Http2Frame::read(head(0, PADDED | END_STREAM, 1, &payload), &payload);
         assert_eq!(read.expect("right"), Http2Frame::Data { stream: 1, data: b"a", flow: 4, end_stream: true });
-    }
-
-    #[test]
-    fn known_settings_are_parsed_and_invalid_values_refused() {
-        let read = |name: u8, value: u32| {
-            let mut payload = vec![0, name];
-            payload.extend(value.to_be_bytes());
-            settings(&payload).next().map(Result::ok)
-        };
-        assert_eq!(read(1, 0), Some(Some(Http2Setting::HeaderTable)));
-        assert_eq!([read(2, 0), read(2, 1), read(2, 2)], [None, None, Some(None)]);
-        assert_eq!(read(4, HIGHEST), Some(Some(Http2Setting::InitialWindow(HIGHEST))));
-        assert_eq!(read(4, HIGHEST + 1), Some(None));
-        assert_eq!([read(5, 16_383), read(5, 1 << 24)], [Some(None), Some(None)]);
-        assert_eq!(read(5, 16_384), Some(Some(Http2Setting::FrameBytesMax(16_384))));
-        assert_eq!([read(3, 7), read(99, 7)], [None, None]);
     }
 }

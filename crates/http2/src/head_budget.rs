@@ -4,11 +4,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use base::{MemoryAccount, MemoryCharge};
+
 /// The bytes of heads that are in memory on one listener. A head counts as HTTP/2 counts it: the bytes of its
 /// names and values, and 32 for each field (RFC 9113 §6.5.2). Values that several heads share count for each of them.
 #[derive(Debug, Default)]
 pub struct RequestHeadBudget {
-    charged: AtomicUsize,
+    charged: Arc<MemoryAccount>,
     /// The bytes of unfinished heads beyond the guaranteed size of each connection.
     unfinished: AtomicUsize,
 }
@@ -17,15 +19,8 @@ pub struct RequestHeadBudget {
 #[derive(Debug)]
 pub struct ConnectionHeadBudget {
     all: Arc<RequestHeadBudget>,
-    charged: AtomicUsize,
+    charged: Arc<MemoryAccount>,
     unfinished: AtomicUsize,
-}
-
-/// The charge of one head, until it is dropped.
-#[derive(Debug)]
-pub struct RequestHeadCharge {
-    heads: Arc<ConnectionHeadBudget>,
-    bytes: usize,
 }
 
 /// The bytes of all heads of a listener. A request takes up to four times its head: it is read, decoded, and written to
@@ -46,28 +41,33 @@ impl RequestHeadBudget {
     pub fn connection(self: &Arc<Self>) -> Arc<ConnectionHeadBudget> {
         Arc::new(ConnectionHeadBudget {
             all: self.clone(),
-            charged: AtomicUsize::new(0),
+            charged: MemoryAccount::child_of(&self.charged),
             unfinished: AtomicUsize::new(0),
         })
     }
 }
 
 impl ConnectionHeadBudget {
-    /// Charges a head of `bytes` bytes; `None` if it does not fit.
-    pub fn charge(self: &Arc<Self>, bytes: usize) -> Option<RequestHeadCharge> {
-        let charged = self.charged.load(Ordering::Relaxed);
-        let free = HEADS_BYTES_MAX.saturating_sub(self.all.charged.load(Ordering::Relaxed));
+    /// Charges a head of `bytes` bytes until the charge is dropped; `None` if it does not fit.
+    pub fn charge(&self, bytes: usize) -> Option<MemoryCharge> {
+        let charged = self.charged.bytes();
+        let free = HEADS_BYTES_MAX.saturating_sub(self.all.charged.bytes());
         let max = if charged == 0 {
             free.max(ONLY_HEAD_BYTES_MAX)
         } else {
             CONNECTION_HEADS_BYTES_MAX.min(free / PARTS_OF_FREE)
         };
-        if charged + bytes > max {
-            return None;
+        (charged + bytes <= max).then(|| self.charged.charge(bytes))
+    }
+
+    /// Replaces a request's head with its response's; `None` if that is larger and does not fit.
+    pub(super) fn replace(&self, mut head: MemoryCharge, bytes: usize) -> Option<MemoryCharge> {
+        if bytes > head.bytes() {
+            drop(head);
+            return self.charge(bytes);
         }
-        self.charged.fetch_add(bytes, Ordering::Relaxed);
-        self.all.charged.fetch_add(bytes, Ordering::Relaxed);
-        Some(RequestHeadCharge { heads: self.clone(), bytes })
+        head.set(bytes);
+        Some(head)
     }
 
     /// Records how many bytes of an unfinished head the connection holds; 0 when the head is finished.
@@ -90,32 +90,9 @@ impl ConnectionHeadBudget {
     }
 }
 
-impl RequestHeadCharge {
-    /// Replaces a request's head with its response's; `None` if that is larger and does not fit.
-    pub(super) fn replace_with(mut self, bytes: usize) -> Option<Self> {
-        if bytes > self.bytes {
-            let heads = self.heads.clone();
-            drop(self);
-            return heads.charge(bytes);
-        }
-        let less = self.bytes - bytes;
-        self.heads.charged.fetch_sub(less, Ordering::Relaxed);
-        self.heads.all.charged.fetch_sub(less, Ordering::Relaxed);
-        self.bytes = bytes;
-        Some(self)
-    }
-}
-
 impl Drop for ConnectionHeadBudget {
     fn drop(&mut self) {
         self.all.unfinished.fetch_sub(*self.unfinished.get_mut(), Ordering::Relaxed);
-    }
-}
-
-impl Drop for RequestHeadCharge {
-    fn drop(&mut self) {
-        self.heads.charged.fetch_sub(self.bytes, Ordering::Relaxed);
-        self.heads.all.charged.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -126,7 +103,7 @@ mod tests {
     const LARGE: usize = 64 << 10;
 
     /// Charges heads of that size until one does not fit.
-    fn fill(heads: &Arc<ConnectionHeadBudget>, bytes: usize) -> Vec<RequestHeadCharge> {
+    fn fill(heads: &Arc<ConnectionHeadBudget>, bytes: usize) -> Vec<MemoryCharge> {
         std::iter::from_fn(|| heads.charge(bytes)).collect()
     }
 
@@ -141,7 +118,7 @@ mod tests {
         charges.pop();
         assert!(heads.charge(LARGE).is_some());
         drop(charges);
-        assert_eq!((heads.charged.load(Ordering::Relaxed), budget.charged.load(Ordering::Relaxed)), (0, 0));
+        assert_eq!((heads.charged.bytes(), budget.charged.bytes()), (0, 0));
     }
 
     #[test]
@@ -149,7 +126,7 @@ mod tests {
         let budget = Arc::<RequestHeadBudget>::default();
         let others: Vec<_> = (0..150).map(|_| budget.connection()).collect();
         let charges_of_others: Vec<_> = others.iter().map(|heads| fill(heads, 2_000)).collect();
-        let total = budget.charged.load(Ordering::Relaxed);
+        let total = budget.charged.bytes();
         assert!(total <= HEADS_BYTES_MAX, "{total}");
         let newcomer = budget.connection();
         let usual = fill(&newcomer, 2_000);
@@ -175,18 +152,18 @@ mod tests {
     #[test]
     fn response_replaces_request_head_charge_if_budget_allows() {
         let budget = Arc::<RequestHeadBudget>::default();
-        let all = || budget.charged.load(Ordering::Relaxed);
+        let all = || budget.charged.bytes();
         let heads = budget.connection();
         let [small, large] = [(); 2].map(|()| heads.charge(2_000).expect("the budget is empty"));
-        let large = large.replace_with(3_000).expect("there is room");
+        let large = heads.replace(large, 3_000).expect("there is room");
         assert_eq!(all(), 5_000);
         let _full = budget.connection().charge(HEADS_BYTES_MAX - 5_000).expect("it fits");
-        let small = small.replace_with(500).expect("a smaller one always fits");
+        let small = heads.replace(small, 500).expect("a smaller one always fits");
         assert_eq!(all(), HEADS_BYTES_MAX - 1_500);
-        assert!(small.replace_with(501).is_none() && all() == HEADS_BYTES_MAX - 2_000);
-        let only = large.replace_with(ONLY_HEAD_BYTES_MAX).expect("it is the connection's only head");
-        assert!(only.replace_with(ONLY_HEAD_BYTES_MAX + 1).is_none());
-        assert_eq!((heads.charged.load(Ordering::Relaxed), all()), (0, HEADS_BYTES_MAX - 5_000));
+        assert!(heads.replace(small, 501).is_none() && all() == HEADS_BYTES_MAX - 2_000);
+        let only = heads.replace(large, ONLY_HEAD_BYTES_MAX).expect("it is the connection's only head");
+        assert!(heads.replace(only, ONLY_HEAD_BYTES_MAX + 1).is_none());
+        assert_eq!((heads.charged.bytes(), all()), (0, HEADS_BYTES_MAX - 5_000));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use super::error::{Http2Error, Http2ErrorCode};
 use super::huffman;
 use super::static_table::STATIC_TABLE;
 
@@ -51,13 +52,10 @@ pub(super) enum HeaderFieldValue<'a> {
     Own(&'a [u8]),
 }
 
-/// The reason that a header block was not read to its end. No later block can be read either.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum HeaderBlockError {
-    Unreadable,
-    /// The fields exceed the limit. One byte can refer to 4 KiB in the dynamic table.
-    TooLarge,
-}
+/// The errors of a header block that was not read to its end. No later block can be read either.
+const UNREADABLE: Http2Error = Http2Error::Connection(Http2ErrorCode::Compression, "cannot decode a header block");
+/// The fields exceed the limit. One byte can refer to 4 KiB in the dynamic table.
+const TOO_LARGE: Http2Error = Http2Error::Connection(Http2ErrorCode::EnhanceYourCalm, "too many header fields");
 
 /// The unread rest of a header block.
 struct HeaderBlockReader<'a>(&'a [u8]);
@@ -78,11 +76,10 @@ impl HpackDecoder {
         block: &[u8],
         bytes_max: usize,
         mut field: impl FnMut(&[u8], HeaderFieldValue<'_>),
-    ) -> Result<(), HeaderBlockError> {
+    ) -> Result<(), Http2Error> {
         let mut left = bytes_max;
         let mut field = |name: &[u8], value: HeaderFieldValue<'_>| {
-            left =
-                left.checked_sub(name.len() + value.bytes().len() + FIELD_BYTES).ok_or(HeaderBlockError::TooLarge)?;
+            left = left.checked_sub(name.len() + value.bytes().len() + FIELD_BYTES).ok_or(TOO_LARGE)?;
             field(name, value);
             Ok(())
         };
@@ -93,18 +90,18 @@ impl HpackDecoder {
             if first & 0xe0 == 0x20 && !has_begun {
                 let chosen = rest.number(5)?;
                 if chosen > TABLE_BYTES_MAX {
-                    return Err(HeaderBlockError::Unreadable);
+                    return Err(UNREADABLE);
                 }
                 self.chosen_bytes_max = chosen;
                 self.make_room(0);
                 continue;
             }
             if first & 0xe0 == 0x20 {
-                return Err(HeaderBlockError::Unreadable);
+                return Err(UNREADABLE);
             }
             has_begun = true;
             if first & 0x80 != 0 {
-                let (name, value) = self.at(rest.number(7)?).ok_or(HeaderBlockError::Unreadable)?;
+                let (name, value) = self.at(rest.number(7)?).ok_or(UNREADABLE)?;
                 field(name, value)?;
                 continue;
             }
@@ -112,7 +109,7 @@ impl HpackDecoder {
             name.clear();
             match rest.number(if is_kept { 6 } else { 4 })? {
                 0 => rest.string(&mut name)?,
-                at => name.extend_from_slice(self.at(at).ok_or(HeaderBlockError::Unreadable)?.0),
+                at => name.extend_from_slice(self.at(at).ok_or(UNREADABLE)?.0),
             }
             value.clear();
             rest.string(&mut value)?;
@@ -191,7 +188,7 @@ impl HeaderFieldValue<'_> {
 
 impl HeaderBlockReader<'_> {
     /// Reads a number whose prefix is the last `bits` of a byte (RFC 7541 §5.1).
-    fn number(&mut self, bits: u32) -> Result<usize, HeaderBlockError> {
+    fn number(&mut self, bits: u32) -> Result<usize, Http2Error> {
         let prefix = (1_usize << bits) - 1;
         let mut number = usize::from(self.byte()?) & prefix;
         if number < prefix {
@@ -205,23 +202,23 @@ impl HeaderBlockReader<'_> {
                 return Ok(number);
             }
         }
-        Err(HeaderBlockError::Unreadable)
+        Err(UNREADABLE)
     }
 
-    fn string(&mut self, into: &mut Vec<u8>) -> Result<(), HeaderBlockError> {
+    fn string(&mut self, into: &mut Vec<u8>) -> Result<(), Http2Error> {
         let is_coded = self.0.first().is_some_and(|first| first & 0x80 != 0);
         let length = self.number(7)?;
-        let (string, rest) = self.0.split_at_checked(length).ok_or(HeaderBlockError::Unreadable)?;
+        let (string, rest) = self.0.split_at_checked(length).ok_or(UNREADABLE)?;
         self.0 = rest;
         if is_coded {
-            return huffman::decode(string, into).ok_or(HeaderBlockError::Unreadable);
+            return huffman::decode(string, into).ok_or(UNREADABLE);
         }
         into.extend_from_slice(string);
         Ok(())
     }
 
-    fn byte(&mut self) -> Result<u8, HeaderBlockError> {
-        let (byte, rest) = self.0.split_first().ok_or(HeaderBlockError::Unreadable)?;
+    fn byte(&mut self) -> Result<u8, Http2Error> {
+        let (byte, rest) = self.0.split_first().ok_or(UNREADABLE)?;
         self.0 = rest;
         Ok(*byte)
     }
@@ -308,7 +305,7 @@ fn low(number: usize) -> u8 {
 mod tests {
     use super::*;
 
-    fn read(decoder: &mut HpackDecoder, block: &[u8]) -> Result<Vec<String>, HeaderBlockError> {
+    fn read(decoder: &mut HpackDecoder, block: &[u8]) -> Result<Vec<String>, Http2Error> {
         let mut fields = Vec::new();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         decoder.read(block, 8_000, |name, value| fields.push(format!("{}: {}", text(name), text(value.bytes()))))?;
@@ -390,7 +387,7 @@ mod tests {
             ("82 20", "a table that changes behind a field"),
             ("00 81 00 00", "a name that is no code"),
         ] {
-            assert_eq!(read(&mut HpackDecoder::new(), &bytes(block)), Err(HeaderBlockError::Unreadable), "{what}");
+            assert_eq!(read(&mut HpackDecoder::new(), &bytes(block)), Err(UNREADABLE), "{what}");
         }
     }
 
@@ -402,7 +399,7 @@ mod tests {
         put_string(&mut block, &[b'x'; 4_000]);
         block.push(0);
         assert_eq!(read(&mut decoder, &block).expect("once").len(), 1);
-        assert_eq!(read(&mut decoder, &[0x7e, 0, 0x7e, 0]), Err(HeaderBlockError::TooLarge));
+        assert_eq!(read(&mut decoder, &[0x7e, 0, 0x7e, 0]), Err(TOO_LARGE));
     }
 
     #[test]

@@ -18,8 +18,8 @@ const BITS: [u8; 257] = [
 ];
 
 const BITS_MAX: usize = 30;
-/// The maximum length of the codes in the lookup table, in bits.
-const SHORT_BITS: usize = 8;
+/// The length of the shortest code, in bits.
+const BITS_MIN: usize = 5;
 
 struct HuffmanTable {
     /// The first code of each length, aligned to the top of 32 bits. Each code is below the first one of the next
@@ -29,8 +29,6 @@ struct HuffmanTable {
     at: [u16; BITS_MAX + 2],
     /// All Huffman symbols in the order of their codes.
     symbols: [u16; 257],
-    /// The symbol and code length for each value of the first eight bits; length 0 if the code is longer.
-    short: [(u8, u8); 1 << SHORT_BITS],
 }
 
 static CODE: HuffmanTable = HuffmanTable::new();
@@ -38,12 +36,7 @@ static CODE: HuffmanTable = HuffmanTable::new();
 impl HuffmanTable {
     #[expect(clippy::cast_possible_truncation, reason = "no code has more than 30 bits, and there are 257")]
     const fn new() -> Self {
-        let mut code = Self {
-            first: [u32::MAX; BITS_MAX + 2],
-            at: [0; BITS_MAX + 2],
-            symbols: [0; 257],
-            short: [(0, 0); 1 << SHORT_BITS],
-        };
+        let mut code = Self { first: [u32::MAX; BITS_MAX + 2], at: [0; BITS_MAX + 2], symbols: [0; 257] };
         let (mut next, mut count, mut length) = (0_u64, 0_u16, 1);
         while length <= BITS_MAX {
             // After the last code of the last length, there is none.
@@ -53,14 +46,6 @@ impl HuffmanTable {
             while symbol < BITS.len() {
                 if BITS[symbol] as usize == length {
                     code.symbols[count as usize] = symbol as u16;
-                    if length <= SHORT_BITS {
-                        let from = (next << (SHORT_BITS - length)) as usize;
-                        let mut slot = 0;
-                        while slot < 1 << (SHORT_BITS - length) {
-                            code.short[from + slot] = (symbol as u8, length as u8);
-                            slot += 1;
-                        }
-                    }
                     next += 1;
                     count += 1;
                 }
@@ -74,11 +59,7 @@ impl HuffmanTable {
 
     /// Returns the first symbol in 32 bits, and the length of its code.
     fn symbol(&self, bits: u32) -> (u16, usize) {
-        let (symbol, length) = self.short[(bits >> (32 - SHORT_BITS)) as usize];
-        if length > 0 {
-            return (symbol.into(), length.into());
-        }
-        let mut length = SHORT_BITS + 1;
+        let mut length = BITS_MIN;
         while length < BITS_MAX && bits >= self.first[length + 1] {
             length += 1;
         }

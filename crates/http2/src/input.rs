@@ -18,18 +18,6 @@ pub(super) struct FrameInputBuffer {
     pub(super) unfinished_since: Option<Instant>,
 }
 
-/// A frame, or a complete header block.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum ReceivedHttp2Frame<'a> {
-    /// The header block of a request or of its trailers.
-    Fields {
-        stream: u32,
-        block: Cow<'a, [u8]>,
-        end_stream: bool,
-    },
-    Other(Http2Frame<'a>),
-}
-
 /// A header block that is not complete.
 #[derive(Debug)]
 struct PartialHeaderBlock {
@@ -63,7 +51,7 @@ impl FrameInputBuffer {
         Cow::Owned(joined)
     }
 
-    /// Takes the next frame or header block; `None` if the rest is an incomplete one.
+    /// Takes the next frame; `None` if the rest is an incomplete one. A header block is complete: its frames are joined.
     ///
     /// It is `None` too if `accepts` refuses the header of a frame that begins a request or trailers, or has data. Then
     /// the frame waits undecoded, with everything after it.
@@ -71,7 +59,7 @@ impl FrameInputBuffer {
         &mut self,
         rest: &mut &'a [u8],
         accepts: impl Fn(&Http2FrameHeader) -> bool,
-    ) -> Option<Result<ReceivedHttp2Frame<'a>, Http2Error>> {
+    ) -> Option<Result<Http2Frame<'a>, Http2Error>> {
         self.is_paused = false;
         loop {
             let head = Http2FrameHeader::read(rest)?;
@@ -97,19 +85,20 @@ impl FrameInputBuffer {
                 (None, Ok(Http2Frame::Continuation { .. })) => {
                     return Some(Err(Http2Error::protocol("CONTINUATION without a header block")));
                 }
-                (None, Ok(Http2Frame::Headers { stream, block, end_stream, end_headers: true })) => {
-                    self.unfinished_since = None;
-                    return Some(Ok(ReceivedHttp2Frame::Fields { stream, block: block.into(), end_stream }));
-                }
                 (None, Ok(Http2Frame::Headers { stream, block, end_stream, end_headers: false })) => {
-                    (PartialHeaderBlock { stream, bytes: block.to_vec(), end_stream, frames: 1 }, false)
+                    (PartialHeaderBlock { stream, bytes: block.into_owned(), end_stream, frames: 1 }, false)
                 }
-                (None, frame) => return Some(frame.map(ReceivedHttp2Frame::Other)),
+                (None, frame) => {
+                    if matches!(frame, Ok(Http2Frame::Headers { .. })) {
+                        self.unfinished_since = None;
+                    }
+                    return Some(frame);
+                }
             };
             if end_headers {
                 self.unfinished_since = None;
                 let PartialHeaderBlock { stream, bytes, end_stream, .. } = block;
-                return Some(Ok(ReceivedHttp2Frame::Fields { stream, block: bytes.into(), end_stream }));
+                return Some(Ok(Http2Frame::Headers { stream, block: bytes.into(), end_stream, end_headers }));
             }
             if block.bytes.len() > self.block_bytes_max || block.frames > BLOCK_FRAMES_MAX {
                 return Some(Err(Http2Error::Connection(Http2ErrorCode::EnhanceYourCalm, "header block too large")));
@@ -161,7 +150,7 @@ mod tests {
         let mut rest = &*bytes;
         while let Some(frame) = input.next(&mut rest, |head| head.kind == Http2FrameType::Data || *begin > 0) {
             let frame = frame?;
-            *begin -= usize::from(matches!(frame, ReceivedHttp2Frame::Fields { .. }));
+            *begin -= usize::from(matches!(frame, Http2Frame::Headers { .. }));
             notes.push(format!("{frame:?}"));
         }
         let left = rest.len();
@@ -215,11 +204,17 @@ mod tests {
         assert_eq!(whole.len(), 4);
         assert_eq!(
             whole[1],
-            format!("{:?}", ReceivedHttp2Frame::Fields { stream: 1, block: Cow::Borrowed(b"abcd"), end_stream: true })
+            format!(
+                "{:?}",
+                Http2Frame::Headers { stream: 1, block: Cow::Borrowed(b"abcd"), end_stream: true, end_headers: true }
+            )
         );
         assert_eq!(
             whole[2],
-            format!("{:?}", ReceivedHttp2Frame::Fields { stream: 3, block: Cow::Borrowed(b"ef"), end_stream: false })
+            format!(
+                "{:?}",
+                Http2Frame::Headers { stream: 3, block: Cow::Borrowed(b"ef"), end_stream: false, end_headers: true }
+            )
         );
         for piece in 1..bytes.len() {
             assert_eq!(received(&bytes, piece).as_ref(), Ok(&whole), "{piece}");

@@ -64,7 +64,7 @@ mod windows;
 
 pub use connection::{Http2Connection, Http2Limits};
 pub use error::Http2ConnectionError;
-pub use head_budget::{ConnectionHeadBudget, RequestHeadBudget, RequestHeadCharge};
+pub use head_budget::{ConnectionHeadBudget, RequestHeadBudget};
 pub use received_body::{IncompleteBodyError, ReceivedBody};
 pub use service::{HttpService, IdleAwareBody};
 pub use wake_set::{ConnectionWakeTarget, WakeSet};

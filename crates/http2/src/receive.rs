@@ -12,15 +12,13 @@ use super::connection::{GOAWAY_PING, GoAwayState, HEADER_BLOCKS, Http2Connection
 use super::error::{Http2Error, Http2ErrorCode};
 use super::exchange::{ExchangePhase, Http2Exchange, RequestUpload};
 use super::frame::{ACK, Http2Frame, Http2FrameType};
-use super::head_budget::RequestHeadCharge;
-use super::hpack::HeaderBlockError;
-use super::input::ReceivedHttp2Frame;
 use super::received_body::{ContentLengthMismatch, ReceivedBody, ReceivedBodyBuffer};
 use super::request_head::{RequestHead, RequestHeadError};
 use super::response_head;
 use super::service::HttpService;
 use super::wake_set::StreamWaker;
 use super::windows::{UPLOAD_BYTES_MAX, grow};
+use base::MemoryCharge;
 
 /// The status of the only response that the codec creates itself (RFC 6585 §5).
 const FIELDS_TOO_LARGE: u16 = 431;
@@ -28,20 +26,17 @@ const FIELDS_TOO_LARGE: u16 = 431;
 const TOO_LARGE: Http2Error = Http2Error::Connection(Http2ErrorCode::FlowControl, "flow-control window overflow");
 
 impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
-    pub(super) fn receive_frame(&mut self, received: ReceivedHttp2Frame<'_>) -> Result<(), Http2Error> {
+    pub(super) fn receive_frame(&mut self, frame: Http2Frame<'_>) -> Result<(), Http2Error> {
         if !self.has_settings {
-            let ReceivedHttp2Frame::Other(Http2Frame::Settings(_)) = received else {
+            if !matches!(frame, Http2Frame::Settings(_)) {
                 return Err(Http2Error::protocol("the first frame is not SETTINGS"));
-            };
+            }
             self.has_settings = true;
         }
-        let frame = match received {
-            ReceivedHttp2Frame::Fields { stream, block, end_stream } => {
+        match frame {
+            Http2Frame::Headers { stream, block, end_stream, .. } => {
                 return self.receive_fields(stream, &block, end_stream);
             }
-            ReceivedHttp2Frame::Other(frame) => frame,
-        };
-        match frame {
             Http2Frame::Data { stream, data, flow, end_stream } => {
                 return self.receive_data(stream, data, flow, end_stream);
             }
@@ -55,23 +50,15 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
             }
             Http2Frame::GoAway => self.is_client_leaving = true,
             Http2Frame::SettingsAck | Http2Frame::Pong(_) | Http2Frame::Priority | Http2Frame::Unknown => {}
-            Http2Frame::Headers { .. } | Http2Frame::Continuation { .. } => unreachable!("they are made into fields"),
+            Http2Frame::Continuation { .. } => unreachable!("it is joined with its header block"),
         }
         self.abuse_budget.spend()
     }
 
     fn receive_fields(&mut self, stream: u32, block: &[u8], end_stream: bool) -> Result<(), Http2Error> {
         let mut head = RequestHead::new(self.limits.header_bytes_max);
-        let read = self.decoder.read(block, HEADER_BLOCKS * self.limits.header_bytes_max, |name, value| {
+        self.decoder.read(block, HEADER_BLOCKS * self.limits.header_bytes_max, |name, value| {
             head.take(name, value);
-        });
-        read.map_err(|unread| match unread {
-            HeaderBlockError::Unreadable => {
-                Http2Error::Connection(Http2ErrorCode::Compression, "cannot decode a header block")
-            }
-            HeaderBlockError::TooLarge => {
-                Http2Error::Connection(Http2ErrorCode::EnhanceYourCalm, "too many header fields")
-            }
         })?;
         let bytes = head.bytes;
         if let Some(exchange) = self.streams.with_id(stream) {
@@ -131,7 +118,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         id: u32,
         request: Request<()>,
         (length, end_stream): (Option<u64>, bool),
-        charge: RequestHeadCharge,
+        charge: MemoryCharge,
     ) {
         // Some clients enlarge each stream's window, so a new stream allows as many frames as one byte.
         self.abuse_budget.note_sent(1);
@@ -262,14 +249,14 @@ impl<F, B> Http2Exchange<F, B> {
         &mut self,
         head: RequestHead,
         end_stream: bool,
-        charge: Option<RequestHeadCharge>,
+        charge: Option<MemoryCharge>,
     ) -> Result<(), Http2Error> {
         let id = self.id;
         let Some(upload) = self.upload.as_mut().filter(|upload| !upload.has_ended) else {
             return Err(Http2Error::Stream(id, Http2ErrorCode::StreamClosed));
         };
         let trailers =
-            head.into_trailers().ok().filter(|_| end_stream).ok_or(Http2Error::Stream(id, Http2ErrorCode::Protocol))?;
+            head.into_trailers().filter(|_| end_stream).ok_or(Http2Error::Stream(id, Http2ErrorCode::Protocol))?;
         upload.trailers = Some(charge.ok_or(Http2Error::Stream(id, Http2ErrorCode::EnhanceYourCalm))?);
         upload.has_ended = true;
         upload

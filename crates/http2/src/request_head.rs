@@ -97,13 +97,10 @@ impl RequestHead {
         Ok((request, length))
     }
 
-    /// Returns the decoded fields as trailers.
-    pub(super) fn into_trailers(self) -> Result<HeaderMap, RequestHeadError> {
-        if self.bytes > self.bytes_max {
-            return Err(RequestHeadError::TooLarge);
-        }
+    /// Returns the decoded fields as trailers; `None` if they are malformed or exceed the limit.
+    pub(super) fn into_trailers(self) -> Option<HeaderMap> {
         let is_head = self.method.is_some() || self.scheme.is_some() || self.authority.is_some() || self.path.is_some();
-        if self.is_malformed || is_head { Err(RequestHeadError::Malformed) } else { Ok(self.fields) }
+        (!self.is_malformed && !is_head && self.bytes <= self.bytes_max).then_some(self.fields)
     }
 
     fn uri(&mut self, method: &Method) -> Option<Uri> {
@@ -243,14 +240,14 @@ mod tests {
         assert_eq!(with(&[("a", &long)]).map(|_| ()), Err(RequestHeadError::TooLarge));
         let many = vec![("a", ""); 30];
         assert_eq!(with(&many).map(|_| ()), Err(RequestHeadError::TooLarge));
-        assert_eq!(head(&many).into_trailers(), Ok(head(&many).fields));
-        assert_eq!(head(&vec![("a", ""); 31]).into_trailers(), Err(RequestHeadError::TooLarge));
+        assert_eq!(head(&many).into_trailers(), Some(head(&many).fields));
+        assert_eq!(head(&vec![("a", ""); 31]).into_trailers(), None);
     }
 
     #[test]
     fn trailers_reject_pseudo_headers_and_upper_case_names() {
         assert_eq!(head(&[("a", "1")]).into_trailers().expect("right")["a"], "1");
-        assert_eq!(head(&[(":path", "/")]).into_trailers(), Err(RequestHeadError::Malformed));
-        assert_eq!(head(&[("A", "1")]).into_trailers(), Err(RequestHeadError::Malformed));
+        assert_eq!(head(&[(":path", "/")]).into_trailers(), None);
+        assert_eq!(head(&[("A", "1")]).into_trailers(), None);
     }
 }

@@ -55,7 +55,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         let ExchangePhase::Handling { head, .. } = replace(&mut stream.phase, ExchangePhase::Transition) else {
             return;
         };
-        let Some(head) = head.replace_with(head_bytes(&response)) else {
+        let Some(head) = self.heads.replace(head, head_bytes(&response)) else {
             return self.reset(key, Http2ErrorCode::EnhanceYourCalm);
         };
         stream.phase = ExchangePhase::HeadReady { response: Box::new(response), _head: head };

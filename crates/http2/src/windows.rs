@@ -1,7 +1,7 @@
 //! Flow control in both directions (RFC 9113 §5.2).
 
 use super::error::{Http2Error, Http2ErrorCode};
-use super::frame::{HIGHEST, Http2FrameType, Http2Setting, settings};
+use super::frame::{HIGHEST, Http2FrameType};
 use super::output::{BUFFERED_BYTES_MAX, FrameOutputBuffer};
 
 /// The initial size of every window in bytes (RFC 9113 §6.9.2).
@@ -29,15 +29,25 @@ impl Http2SendLimits {
         Self { window: FIRST.into(), first_window: FIRST.into(), frame_bytes_max: 16_384, must_announce_no_table: true }
     }
 
-    /// Applies the client's settings. Returns the change of the streams' windows.
+    /// Applies the client's settings, and skips those that do not concern the server (RFC 9113 §6.5.2). Returns the
+    /// change of the streams' windows.
     pub(super) fn take(&mut self, payload: &[u8]) -> Result<i64, Http2Error> {
         let before = self.first_window;
-        for setting in settings(payload) {
-            match setting? {
-                Http2Setting::HeaderTable => self.must_announce_no_table = true,
-                Http2Setting::InitialWindow(bytes) => self.first_window = bytes.into(),
+        for setting in payload.chunks_exact(6) {
+            let Some((name, value)) = setting.split_first_chunk() else { continue };
+            let value = value.try_into().map_or(0, u32::from_be_bytes);
+            match (u16::from_be_bytes(*name), value) {
+                (0x1, _) => self.must_announce_no_table = true,
+                (0x2, 2..) => return Err(Http2Error::protocol("SETTINGS_ENABLE_PUSH is not 0 or 1")),
+                (0x4, ..=HIGHEST) => self.first_window = value.into(),
+                (0x4, _) => {
+                    let what = "SETTINGS_INITIAL_WINDOW_SIZE above 2^31-1";
+                    return Err(Http2Error::Connection(Http2ErrorCode::FlowControl, what));
+                }
                 // Larger frames would only make other streams wait.
-                Http2Setting::FrameBytesMax(bytes) => self.frame_bytes_max = (bytes as usize).min(BUFFERED_BYTES_MAX),
+                (0x5, 0x4000..=0xff_ffff) => self.frame_bytes_max = (value as usize).min(BUFFERED_BYTES_MAX),
+                (0x5, _) => return Err(Http2Error::protocol("SETTINGS_MAX_FRAME_SIZE out of range")),
+                _ => {}
             }
         }
         Ok(self.first_window - before)
@@ -127,5 +137,25 @@ mod tests {
         assert!(window.take(1).is_err());
         window.release(CONNECTION_BYTES_MAX / 2 + 1, &mut output);
         assert_eq!(window.take(CONNECTION_BYTES_MAX), Ok(()));
+    }
+
+    #[test]
+    fn known_settings_are_parsed_and_invalid_values_refused() {
+        let read = |name: u8, value: u32| {
+            let (mut payload, mut limits) = (vec![0, name], Http2SendLimits::new());
+            payload.extend(value.to_be_bytes());
+            limits.must_announce_no_table = false;
+            let change = limits.take(&payload).ok()?;
+            Some((limits.must_announce_no_table, change, limits.frame_bytes_max))
+        };
+        let first = i64::from(FIRST);
+        assert_eq!(read(1, 0), Some((true, 0, 16_384)));
+        let unchanged = Some((false, 0, 16_384));
+        assert_eq!([read(2, 0), read(2, 1), read(2, 2)], [unchanged, unchanged, None]);
+        assert_eq!(read(4, HIGHEST), Some((false, i64::from(HIGHEST) - first, 16_384)));
+        assert_eq!(read(4, HIGHEST + 1), None);
+        assert_eq!([read(5, 16_383), read(5, 1 << 24)], [None, None]);
+        assert_eq!([read(5, 16_384), read(5, 16_385)], [unchanged, Some((false, 0, 16_385))]);
+        assert_eq!([read(3, 7), read(99, 7)], [unchanged, unchanged]);
     }
 }
