@@ -8,7 +8,6 @@
 //! No process needs to know whether it has a successor. On a socket that a parent process keeps, connections that are
 //! not accepted wait for the next process. With `reusePort`, the listener drops new SYNs while it empties its queue.
 
-mod address;
 mod connection;
 mod connection_driver;
 mod connection_limiter;
@@ -19,35 +18,31 @@ mod filtered_stream;
 mod handshakes;
 mod http1;
 mod hyper_http2;
-mod idle_connections;
 mod inherited;
-mod lifetime;
 #[cfg(target_os = "linux")]
 mod linux;
 mod listener;
 mod metrics;
 #[cfg(not(target_os = "linux"))]
 mod portable;
-mod preface;
 mod requests;
 mod serve;
 mod tls;
 mod tls_stream;
-mod validity;
 
 pub use http2::IdleAwareBody;
 
-pub use address::{ListenAddress, ListenAddressError, is_loopback};
 pub use connection::{ConnectionPeer, DownstreamConnection, PeerAddress};
 pub use connection_limits::{ConnectionLimits, Http2Codec};
 pub use filtered_stream::{FilteredStream, ReadFilter};
 pub use inherited::InheritedSockets;
-pub use listener::{InMemoryConnector, Listener};
+pub use listener::{InMemoryConnector, ListenAddress, ListenAddressError, Listener, is_loopback};
 pub use metrics::describe;
 pub use requests::{HttpHandler, RequestBody};
 pub use serve::serve;
-pub use tls::{CHAIN_CERTIFICATES_MAX, ClientCertificates, ListenerTls, TlsError};
-pub use validity::{CertificateInvalid, CertificateValidity, UtcTime};
+pub use tls::{
+    CHAIN_CERTIFICATES_MAX, CertificateInvalid, CertificateValidity, ClientCertificates, ListenerTls, TlsError, UtcTime,
+};
 
 #[cfg(target_os = "linux")]
 use linux as system;

@@ -11,8 +11,9 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::connection::ConnectionState;
-use super::connections_by_owner::{ConnectionOwner, ConnectionsByOwner};
-use super::idle_connections::{ConnectionSource, IdleConnection, IdleConnections};
+use super::connections_by_owner::{
+    ConnectionOwner, ConnectionSource, ConnectionsByOwner, IdleConnection, IdleConnections,
+};
 use super::metrics::{ConnectionFailure, open_connections};
 use super::{ConnectionLimits, DownstreamConnection};
 use base::{LogRateLimit, Reloadable, descriptor_requested, request_descriptor};

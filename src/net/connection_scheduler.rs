@@ -1,12 +1,11 @@
-mod owner_queue;
-
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use http2::ConnectionWakeTarget;
 use parking_lot::Mutex;
@@ -16,10 +15,8 @@ use tokio::time::Instant;
 use super::DownstreamConnection;
 use super::connection::SHARED_CALLER;
 use super::connection_driver::{BoxError, ConnectionDriver};
-use super::connections_by_owner::ConnectionOwner;
-use super::idle_connections::ConnectionSource;
-use base::PerCore;
-use owner_queue::{ConnectionOwnerQueues, OwnerQueueTicket, PollDecision, SLICE};
+use super::connections_by_owner::{ConnectionOwner, ConnectionSource};
+use base::{PerCore, RecordingWaker};
 
 /// Fair scheduling of connections by owner, on each core of a listener.
 ///
@@ -37,14 +34,7 @@ pub(super) struct ConnectionScheduler(PerCore<Arc<CoreScheduler>>);
 struct CoreScheduler {
     /// Whether all connections belong to one owner and none of them waits, so that no connection needs a turn.
     is_free: AtomicBool,
-    state: Mutex<CoreSchedulerState>,
-}
-
-#[derive(Debug, Default)]
-struct CoreSchedulerState {
-    /// The number of connections of each owner.
-    open: HashMap<ConnectionOwner, usize>,
-    queues: ConnectionOwnerQueues,
+    queues: Mutex<ConnectionOwnerQueues>,
 }
 
 /// The turns of one connection, which stays on one core.
@@ -80,7 +70,7 @@ impl ConnectionScheduler {
     pub(super) fn schedule(&self, connection: &DownstreamConnection, source: ConnectionSource) -> ScheduledConnection {
         let (core, connection) = (self.0.here().clone(), connection.clone());
         let owner = owner(&connection, source);
-        core.change(|state| state.count(owner));
+        core.change(|queues| queues.count(owner));
         ScheduledConnection { core, connection, source, owner, ticket: None }
     }
 }
@@ -130,9 +120,9 @@ impl ScheduledConnection {
         let owner = owner(&self.connection, self.source);
         // A waiting connection keeps its owner, because its ticket belongs to that owner's queue.
         if owner != self.owner && self.ticket.is_none() {
-            self.core.change(|state| {
-                state.count(owner);
-                state.discount(self.owner);
+            self.core.change(|queues| {
+                queues.count(owner);
+                queues.discount(self.owner);
             });
             self.owner = owner;
         }
@@ -141,7 +131,7 @@ impl ScheduledConnection {
             return Poll::Ready(ConnectionPollPermit { core, connection, taken: None });
         }
         let now = Instant::now();
-        match core.change(|state| state.queues.enter(owner, now, &mut self.ticket, cx.waker())) {
+        match core.change(|queues| queues.enter(owner, now, &mut self.ticket, cx.waker())) {
             PollDecision::Run => Poll::Ready(ConnectionPollPermit { core, connection, taken: Some((owner, now)) }),
             PollDecision::Wait => Poll::Pending,
             PollDecision::WakeNext(next) => {
@@ -171,11 +161,11 @@ impl Drop for ConnectionPollPermit<'_> {
         let found = self.connection.caller().map(ConnectionOwner::Caller);
         let found = found.filter(|found| matches!(owner, ConnectionOwner::Source(_)) && *found != ALL);
         let now = Instant::now();
-        let next = self.core.change(|state| {
+        let next = self.core.change(|queues| {
             if let Some(caller) = found {
-                state.queues.charge(caller, began, now);
+                queues.charge(caller, began, now);
             }
-            state.queues.end(owner, began, now)
+            queues.end(owner, began, now)
         });
         next.iter().for_each(Waker::wake_by_ref);
     }
@@ -184,19 +174,19 @@ impl Drop for ConnectionPollPermit<'_> {
 impl Drop for ScheduledConnection {
     fn drop(&mut self) {
         let ticket = self.ticket.take();
-        let next = self.core.change(|state| {
-            state.discount(self.owner);
-            ticket.and_then(|ticket| state.queues.leave(&ticket))
+        let next = self.core.change(|queues| {
+            queues.discount(self.owner);
+            ticket.and_then(|ticket| queues.leave(&ticket))
         });
         next.iter().for_each(Waker::wake_by_ref);
     }
 }
 
 impl CoreScheduler {
-    fn change<T>(&self, change: impl FnOnce(&mut CoreSchedulerState) -> T) -> T {
-        let mut state = self.state.lock();
-        let changed = change(&mut state);
-        let is_free = state.open.len() <= 1 && state.queues.waiting() == 0;
+    fn change<T>(&self, change: impl FnOnce(&mut ConnectionOwnerQueues) -> T) -> T {
+        let mut queues = self.queues.lock();
+        let changed = change(&mut queues);
+        let is_free = queues.open.len() <= 1 && queues.waiting == 0;
         if self.is_free.load(Ordering::Relaxed) != is_free {
             self.is_free.store(is_free, Ordering::Relaxed);
         }
@@ -204,7 +194,66 @@ impl CoreScheduler {
     }
 }
 
-impl CoreSchedulerState {
+/// The recent CPU use of each owner on a core, and the connections that wait.
+#[derive(Debug)]
+struct ConnectionOwnerQueues {
+    /// The number of connections of each owner.
+    open: HashMap<ConnectionOwner, usize>,
+    all: HashMap<ConnectionOwner, ConnectionOwnerQueue>,
+    /// The owners with a waiting connection, the next one first.
+    order: VecDeque<ConnectionOwner>,
+    /// The waker of the next connection, while all other tasks run before it.
+    yielding: Option<RecordingWaker>,
+    tickets: u64,
+    waiting: usize,
+    /// The number of queues at which those without state are removed.
+    sweep_at: usize,
+}
+
+/// The recent CPU use of one owner, and its connections that wait for a turn.
+#[derive(Debug)]
+struct ConnectionOwnerQueue {
+    /// The CPU time that the owner had used and not regained at `at`.
+    cpu_used: Duration,
+    at: Instant,
+    /// The waiting connections by their tickets' numbers, in ascending order. The next one is first.
+    waiting: VecDeque<(u64, Waker)>,
+}
+
+/// A position in an owner's queue.
+#[derive(Debug)]
+struct OwnerQueueTicket {
+    owner: ConnectionOwner,
+    number: u64,
+}
+
+/// The decision about a connection that requests a turn.
+#[derive(Debug)]
+enum PollDecision {
+    Run,
+    /// The connection waits. Its task is woken when the connection is next.
+    Wait,
+    /// The connection waits, because its owner has used more than a slice. The caller must wake the next owner's
+    /// connection.
+    WakeNext(Waker),
+    /// The connection is next, and is polled after this waker has woken its task. All other tasks that can run go
+    /// first.
+    YieldToOthers(Waker),
+}
+
+/// The CPU time that one owner gets before all other tasks run.
+///
+/// A poll that begins within the slice may end later. The owner then skips one turn for each slice that it has used.
+const SLICE: Duration = Duration::from_micros(100);
+/// The maximum CPU time charged to an owner. This bounds the charge to a thread that the system did not schedule.
+const CPU_USED_MAX: Duration = SLICE.saturating_mul(10);
+/// The number of slices of time between polls in which an owner regains one slice, while none of its connections waits.
+/// So an owner that uses less than a fifth of a core never waits.
+const REGAINED_IN: u32 = 4;
+/// The minimum number of queues before some are removed.
+const SWEEP_MIN: usize = 64;
+
+impl ConnectionOwnerQueues {
     fn count(&mut self, owner: ConnectionOwner) {
         *self.open.entry(owner).or_default() += 1;
     }
@@ -216,6 +265,159 @@ impl CoreSchedulerState {
                 self.open.remove(&owner);
             }
         }
+    }
+
+    /// Handles a connection that requests a turn. `ticket` is its position in its owner's queue, if any; it is set or
+    /// cleared here.
+    fn enter(
+        &mut self,
+        owner: ConnectionOwner,
+        now: Instant,
+        ticket: &mut Option<OwnerQueueTicket>,
+        waker: &Waker,
+    ) -> PollDecision {
+        let number = match ticket {
+            Some(ticket) => ticket.number,
+            None => {
+                let queue = self.queue(owner, now);
+                queue.regain(now);
+                if queue.waiting.is_empty() && queue.cpu_used < SLICE {
+                    return PollDecision::Run;
+                }
+                let number = self.join(owner, now, waker);
+                *ticket = Some(OwnerQueueTicket { owner, number });
+                number
+            }
+        };
+        let Some(queue) = self.all.get_mut(&owner) else { return PollDecision::Wait };
+        let Ok(at) = queue.index_of(number) else { return PollDecision::Wait };
+        if at > 0 || self.order.front() != Some(&owner) {
+            queue.waiting[at].1.clone_from(waker);
+            return PollDecision::Wait;
+        }
+        let cx = Context::from_waker(waker);
+        if let Some(yielding) = &mut self.yielding {
+            if !yielding.take_woken(&cx) {
+                // Another waker has woken the task.
+                return PollDecision::Wait;
+            }
+            self.yielding = None;
+            queue.cpu_used = queue.cpu_used.saturating_sub(SLICE);
+            if queue.cpu_used >= SLICE && self.order.len() > 1 {
+                queue.waiting[0].1.clone_from(waker);
+                self.order.rotate_left(1);
+                return self.next().map_or(PollDecision::Wait, PollDecision::WakeNext);
+            }
+        }
+        if queue.cpu_used >= SLICE {
+            let mut yielding = RecordingWaker::new_woken();
+            yielding.take_woken(&cx);
+            return PollDecision::YieldToOthers(self.yielding.insert(yielding).waker().clone());
+        }
+        self.remove(owner, 0);
+        *ticket = None;
+        PollDecision::Run
+    }
+
+    /// Records the duration of a turn. Returns the connection to wake next.
+    fn end(&mut self, owner: ConnectionOwner, began: Instant, now: Instant) -> Option<Waker> {
+        let cpu_used = self.charge(owner, began, now);
+        if cpu_used >= SLICE && self.order.len() > 1 && self.order.front() == Some(&owner) {
+            self.order.rotate_left(1);
+            self.yielding = None;
+        }
+        self.next()
+    }
+
+    /// Charges an owner for a period of CPU time. Returns the owner's recent use.
+    fn charge(&mut self, owner: ConnectionOwner, began: Instant, now: Instant) -> Duration {
+        let queue = self.queue(owner, now);
+        queue.regain(began);
+        queue.cpu_used = (queue.cpu_used + now.saturating_duration_since(began)).min(CPU_USED_MAX);
+        queue.at = now;
+        queue.cpu_used
+    }
+
+    /// Removes a connection from its owner's queue. Returns the waker of the connection that is next, if there is one.
+    fn leave(&mut self, ticket: &OwnerQueueTicket) -> Option<Waker> {
+        let at = self.all.get(&ticket.owner)?.index_of(ticket.number).ok()?;
+        if at == 0 && self.order.front() == Some(&ticket.owner) {
+            self.yielding = None;
+        }
+        self.remove(ticket.owner, at);
+        self.next()
+    }
+
+    /// Returns the waker of the next connection, unless all other tasks run before it now.
+    fn next(&self) -> Option<Waker> {
+        let first = self.order.front().filter(|_| self.yielding.is_none())?;
+        self.all.get(first)?.waiting.front().map(|(_, waker)| waker.clone())
+    }
+
+    /// Adds a connection at the end of its owner's queue. Returns its ticket's number.
+    fn join(&mut self, owner: ConnectionOwner, now: Instant, waker: &Waker) -> u64 {
+        self.tickets += 1;
+        self.waiting += 1;
+        let number = self.tickets;
+        let queue = self.queue(owner, now);
+        queue.waiting.push_back((number, waker.clone()));
+        if queue.waiting.len() == 1 {
+            self.order.push_back(owner);
+        }
+        number
+    }
+
+    /// Removes the connection at position `at` of its owner's queue.
+    fn remove(&mut self, owner: ConnectionOwner, at: usize) {
+        let Some(queue) = self.all.get_mut(&owner) else { return };
+        queue.waiting.remove(at);
+        self.waiting -= 1;
+        if queue.waiting.is_empty() {
+            self.order.retain(|waits| *waits != owner);
+        }
+    }
+
+    fn queue(&mut self, owner: ConnectionOwner, now: Instant) -> &mut ConnectionOwnerQueue {
+        if self.all.len() >= self.sweep_at {
+            self.all.retain(|_, queue| !queue.has_no_state(now));
+            self.sweep_at = SWEEP_MIN.max(2 * self.all.len());
+        }
+        self.all.entry(owner).or_insert_with(|| ConnectionOwnerQueue {
+            cpu_used: Duration::ZERO,
+            at: now,
+            waiting: VecDeque::new(),
+        })
+    }
+
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.all.len()
+    }
+}
+
+impl Default for ConnectionOwnerQueues {
+    fn default() -> Self {
+        let (open, all, order) = (HashMap::new(), HashMap::new(), VecDeque::new());
+        Self { open, all, order, yielding: None, tickets: 0, waiting: 0, sweep_at: SWEEP_MIN }
+    }
+}
+
+impl ConnectionOwnerQueue {
+    fn regain(&mut self, now: Instant) {
+        if self.waiting.is_empty() {
+            self.cpu_used = self.cpu_used.saturating_sub(now.saturating_duration_since(self.at) / REGAINED_IN);
+        }
+        self.at = now;
+    }
+
+    /// Whether the queue has no state worth keeping, so that it equals a new one.
+    fn has_no_state(&mut self, now: Instant) -> bool {
+        self.regain(now);
+        self.waiting.is_empty() && self.cpu_used.is_zero()
+    }
+
+    fn index_of(&self, number: u64) -> Result<usize, usize> {
+        self.waiting.binary_search_by_key(&number, |(number, _)| *number)
     }
 }
 

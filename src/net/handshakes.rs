@@ -10,7 +10,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::connection_driver::BoxError;
-use super::idle_connections::ConnectionSource;
+use super::connections_by_owner::ConnectionSource;
 use super::metrics::ConnectionFailure;
 use base::{PerCore, RoundRobinSemaphore};
 

@@ -26,7 +26,7 @@ use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
 use super::connection_driver::{BoxError, ConnectionDriver};
-use super::preface::PrefixedStream;
+use super::filtered_stream::PrefixedStream;
 use super::requests::{HttpHandler, RequestDispatcher, RequestTrackingBody};
 use super::{ConnectionLimits, DownstreamConnection};
 use base::AbortSignal;

@@ -1,4 +1,4 @@
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::io;
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
@@ -8,29 +8,46 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use http2::{ConnectionHeadBudget, RequestHeadBudget};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::sleep_until;
+use tokio::time::{sleep, sleep_until};
 
 use super::connection::{ConnectionState, UpgradedFuture};
 use super::connection_driver::{BoxError, ConnectionDriver, UpgradedConnection};
 use super::connection_limiter::{ConnectionLimiter, ConnectionSlot};
 use super::connection_scheduler::{ConnectionScheduler, ScheduledConnection};
+use super::connections_by_owner::ConnectionSource;
+use super::filtered_stream::{DetectedProtocol, detect_protocol};
 use super::handshakes::TlsHandshakeQueue;
 use super::http1::Http1Connection;
 use super::hyper_http2::HyperHttp2Connection;
-use super::idle_connections::ConnectionSource;
-use super::lifetime::{ForcedConnectionEnd, LATE_REQUEST_MAX, abort, ending};
 use super::listener::{AcceptedStream, move_here};
-use super::preface::{DetectedProtocol, detect_protocol};
+use super::metrics::ConnectionFailure;
 use super::requests::{HttpHandler, RequestDispatcher};
 use super::tls_stream::{TlsRecordReader, TlsStream};
 use super::{ConnectionLimits, ConnectionPeer, DownstreamConnection, Http2Codec, Listener, ListenerTls, PeerAddress};
-use base::{AbortSignal, BackgroundTasks, DrainWatch, Reloadable, is_out_of_descriptors};
+use base::{AbortSignal, BackgroundTasks, DrainWatch, Reloadable, is_out_of_descriptors, random};
 
 /// The TLS configuration and the queue of handshakes.
 type TlsHandshakeParts = (ListenerTls, Arc<TlsHandshakeQueue>);
 
 /// The pause after an accept error that the peer did not cause.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// The jitter of the connection age, as a fraction in both directions.
+const AGE_JITTER: f64 = 0.1;
+
+/// How long a connection that was accepted during a drain may take for its first request once all connections close.
+const LATE_REQUEST_MAX: Duration = Duration::from_millis(500);
+/// The interval at which a connection is checked for its first request.
+const POLL_EVERY: Duration = Duration::from_millis(20);
+
+/// The reason for which a connection must end at once.
+#[derive(Debug, thiserror::Error)]
+enum ForcedConnectionEnd {
+    #[error("no request received on the connection within {0:?}")]
+    Silent(Duration),
+    #[error("the proxy closed the connection")]
+    Aborted,
+}
 
 /// Accepts connections and serves the requests on them.
 ///
@@ -111,7 +128,7 @@ async fn pause_after(error: &io::Error) {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     if !matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
         tracing::warn!(%error, pause = ?ACCEPT_PAUSE, "cannot accept a connection; retrying after a pause");
-        tokio::time::sleep(ACCEPT_PAUSE).await;
+        sleep(ACCEPT_PAUSE).await;
     }
 }
 
@@ -233,13 +250,89 @@ async fn run_upgraded(
     }
 }
 
+/// Completes when a connection must end: gracefully, or at once with an error.
+async fn ending(
+    this: &DownstreamConnection,
+    signal: &AbortSignal,
+    drain: DrainWatch,
+    is_late: bool,
+    limits: &ConnectionLimits,
+) -> Result<(), ForcedConnectionEnd> {
+    tokio::select! {
+        biased;
+        // The codecs have limits of their own, but only once the protocol is known, and that of HTTP/2 has none while
+        // the client answers pings.
+        () = this.idle_for(limits.first_request_max, limits.idle_max) => {
+            if this.has_received_request() {
+                return Ok(());
+            }
+            ConnectionFailure::Silent.count();
+            Err(ForcedConnectionEnd::Silent(limits.first_request_max))
+        }
+        () = signal.aborted() => Err(ForcedConnectionEnd::Aborted),
+        () = drain_reached(this, drain, is_late) => Ok(()),
+        () = this.reached(ConnectionState::Closing) => {
+            if this.is(ConnectionState::Aborted) { Err(ForcedConnectionEnd::Aborted) } else { Ok(()) }
+        }
+        () = age_reached(limits.connection_age_max) => Ok(()),
+    }
+}
+
+/// Completes when a connection must end because of a drain.
+///
+/// A connection from before the drain gets its notice at a random moment: as GOAWAY, or in HTTP/1 with its next
+/// response. In HTTP/1, no other way avoids losing a request.
+async fn drain_reached(this: &DownstreamConnection, mut drain: DrainWatch, is_late: bool) {
+    if !is_late {
+        drain.notice_due().await;
+        this.advance(ConnectionState::Draining);
+        if this.is_multiplexed() {
+            return;
+        }
+    }
+    drain.closing().await;
+    while !this.has_received_request() && this.accepted_at().elapsed() < LATE_REQUEST_MAX {
+        // Requests send no notification when they start, so this polls.
+        sleep(POLL_EVERY).await;
+    }
+}
+
+/// Completes when a closing connection must end at once. Either it was aborted, or no request has run on it for long
+/// and its client does not read the rest.
+async fn abort(this: &DownstreamConnection, signal: &AbortSignal, limits: &ConnectionLimits) {
+    let idle = async {
+        // The time counts from the start of closing. An earlier idle period may be the reason for closing.
+        sleep(limits.idle_max).await;
+        this.idle_for(limits.idle_max, limits.idle_max).await;
+    };
+    tokio::select! {
+        biased;
+        () = idle => {}
+        () = this.reached(ConnectionState::Aborted) => {}
+        () = signal.aborted() => {}
+    }
+}
+
+/// Completes at a random time around `age_max`, so that connections that were opened together do not reconnect
+/// together.
+async fn age_reached(age_max: Duration) {
+    if age_max.is_zero() {
+        pending::<()>().await;
+    }
+    sleep(age_max.mul_f64(1.0 - AGE_JITTER + 2.0 * AGE_JITTER * random::f64())).await;
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
+    use futures_util::future::join_all;
     use http::header::{CONNECTION, UPGRADE};
     use http::{Request, Response, StatusCode};
     use http_body_util::Empty;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::sync::mpsc;
+    use tokio::time::Instant;
 
     use super::*;
     use crate::net::RequestBody;
@@ -293,5 +386,28 @@ mod tests {
         assert!(response.starts_with("HTTP/1.1 101 "), "{response}");
         drop(received);
         tasks.join().await;
+    }
+
+    /// Many connections open at the same time when another replica has gone.
+    #[tokio::test(start_paused = true)]
+    async fn maximum_connection_age_is_jittered() {
+        const CONNECTIONS: usize = 1_000;
+        let (accepted_at, hour) = (Instant::now(), ConnectionLimits::default().connection_age_max);
+        let ages = join_all((0..CONNECTIONS).map(|_| async {
+            age_reached(hour).await;
+            accepted_at.elapsed()
+        }));
+        let ages = ages.await;
+        assert!(ages.iter().all(|age| (hour.mul_f64(0.9)..=hour.mul_f64(1.1)).contains(age)), "{ages:?}");
+        let mut seconds = HashMap::<u64, usize>::new();
+        ages.iter().for_each(|age| *seconds.entry(age.as_secs()).or_default() += 1);
+        let most = seconds.values().max().expect("some");
+        assert!(most * 100 <= CONNECTIONS * 2, "{most} of {CONNECTIONS} within a second");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_age_zero_disables_the_limit() {
+        let long = Duration::from_secs(86_400 * 365);
+        assert!(tokio::time::timeout(long, age_reached(Duration::ZERO)).await.is_err());
     }
 }

@@ -9,7 +9,6 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{advance, sleep, sleep_until, timeout};
 
-use super::owner_queue::SLICE;
 use super::*;
 
 /// The duration of most polls.
@@ -101,8 +100,8 @@ impl Scene {
         while let Some(joined) = timeout(LONG, self.all.join_next()).await.expect("no connection waits forever") {
             ended += usize::from(joined.is_ok());
         }
-        let state = self.turns.0.here().state.lock();
-        assert_eq!((state.open.len(), state.queues.waiting()), (0, 0), "no state is kept for dropped connections");
+        let queues = self.turns.0.here().queues.lock();
+        assert_eq!((queues.open.len(), queues.waiting), (0, 0), "no state is kept for dropped connections");
         ended
     }
 
@@ -267,7 +266,7 @@ async fn dropped_or_panicked_connection_does_not_block_others() {
     }));
     for gone in &some[..15] {
         for _ in 0..100 {
-            if scene.turns.0.here().state.lock().queues.waiting() > 0 {
+            if scene.turns.0.here().queues.lock().waiting > 0 {
                 break;
             }
             yield_now().await;

@@ -208,3 +208,18 @@ async fn tls_reader_starts_no_record_while_one_is_partly_read() {
         assert!(seen == sent, "{version:?}");
     }
 }
+
+#[test]
+fn certificate_is_valid_from_not_before_until_not_after() {
+    let made = rcgen::generate_simple_self_signed(vec!["fanout.example".to_owned()]).expect("a certificate");
+    let validity = CertificateValidity::of_pem(made.cert.pem().as_bytes()).expect("one certificate");
+    let CertificateValidity { not_before, not_after } = validity;
+    let second = Duration::from_secs(1);
+    assert_eq!(validity.check(not_before), Ok(()));
+    assert_eq!(validity.check(not_after - second), Ok(()));
+    let expired = validity.check(not_after).expect_err("it has expired").to_string();
+    assert!(expired.starts_with("expired on ") && expired.contains("4096"), "{expired}");
+    let early = validity.check(not_before - second).expect_err("it is not valid yet").to_string();
+    assert!(early.starts_with("not valid before ") && early.contains("1975"), "{early}");
+    assert_eq!(CertificateValidity::of_pem(b"half of"), None);
+}

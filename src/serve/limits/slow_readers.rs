@@ -14,7 +14,7 @@
 //!
 //! A stream from upstream, such as `logs -f`, has no timer. Three related mechanisms are elsewhere.
 //! [`AbortSignal::set_timeout`] limits small responses, because most of them are sent at once and must not allocate a timer.
-//! `cache::SnapshotPins` resets the oldest responses when memory is short. `net::lifetime` closes connections.
+//! `cache::SnapshotPins` resets the oldest responses when memory is short. `net::serve` closes connections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
