@@ -282,38 +282,23 @@ impl fmt::Display for EscapedFieldTerm<'_> {
 
 /// Splits a selector at every comma without a backslash before it. The parts keep their escapes.
 fn split_terms(text: &str) -> Vec<&str> {
-    let mut parts = Vec::new();
-    let mut start = 0;
-    let mut escaped = false;
-    for (at, byte) in text.bytes().enumerate() {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' => escaped = true,
-            b',' => {
-                parts.push(&text[start..at]);
-                start = at + 1;
-            }
-            _ => {}
-        }
-    }
-    parts.push(&text[start..]);
-    parts
+    let mut is_escaped = false;
+    let ends_term = |c| {
+        let ends = c == ',' && !is_escaped;
+        is_escaped = c == '\\' && !is_escaped;
+        ends
+    };
+    text.split(ends_term).collect()
 }
 
 /// The key, the raw value, and whether the operator is `!=`. Splits at the first operator; of two that match, the
 /// longer one applies.
 fn split_term(term: &str) -> Option<(&str, &str, bool)> {
-    for (at, byte) in term.bytes().enumerate() {
-        let rest = &term.as_bytes()[at..];
-        let (length, negated) = match byte {
-            b'!' if rest.starts_with(b"!=") => (2, true),
-            b'=' if rest.starts_with(b"==") => (2, false),
-            b'=' => (1, false),
-            _ => continue,
-        };
-        return Some((&term[..at], &term[at + length..], negated));
-    }
-    None
+    let (key, value) = term.split_once('=')?;
+    Some(match key.strip_suffix('!') {
+        Some(key) => (key, value, true),
+        None => (key, value.strip_prefix('=').unwrap_or(value), false),
+    })
 }
 
 /// Resolves `\\`, `\,` and `\=`. Other escapes, and unescaped `,` and `=`, are invalid.

@@ -20,11 +20,7 @@ impl ObjectKey {
         if namespace.is_empty() {
             Self { path: name.into() }
         } else {
-            let mut path = String::with_capacity(namespace.len() + 1 + name.len());
-            path.push_str(namespace);
-            path.push('/');
-            path.push_str(name);
-            Self { path: path.into() }
+            Self { path: [namespace, "/", name].concat().into() }
         }
     }
 

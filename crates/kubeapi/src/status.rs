@@ -280,9 +280,9 @@ impl Status {
 
     /// Creates the 429 for a request that may be retried after `retry_after_seconds`.
     pub fn too_many_requests(message: impl Into<String>, retry_after_seconds: u32) -> Self {
-        let retry_after_seconds = i32::try_from(retry_after_seconds).unwrap_or(i32::MAX);
-        let details = StatusDetails { retry_after_seconds, ..StatusDetails::default() };
-        Self::failure(429, "TooManyRequests", message).with_details(details)
+        let mut status = Self::failure(429, "TooManyRequests", message);
+        status.set_retry_after(retry_after_seconds);
+        status
     }
 
     /// Creates the 429 for a request while a cache fills (R-LIST-5).

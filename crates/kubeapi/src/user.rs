@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::{Arc, LazyLock};
@@ -61,13 +61,8 @@ impl User {
 
     /// Whether both have the same name, UID and groups, and therefore the same permissions, whatever their credentials.
     pub fn is_same_as(&self, other: &Self) -> bool {
-        let sorted = |user: &Self| {
-            let mut groups = user.groups.clone();
-            groups.sort();
-            groups.dedup();
-            groups
-        };
-        self.name == other.name && self.uid == other.uid && sorted(self) == sorted(other)
+        let [own, others] = [self, other].map(|user| user.groups.iter().collect::<BTreeSet<_>>());
+        self.name == other.name && self.uid == other.uid && own == others
     }
 }
 
