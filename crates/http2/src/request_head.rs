@@ -1,10 +1,11 @@
 //! Request heads and trailers, built from the fields of a header block (RFC 9113 §8.3).
 
-use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, TE, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONTENT_LENGTH, COOKIE, TE};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version, uri};
 
 use super::hpack::{FIELD_BYTES, HeaderFieldValue};
+use super::response_head::FOREIGN;
 
 /// A request head that is being decoded.
 #[derive(Debug, Default)]
@@ -46,12 +47,7 @@ impl RequestHead {
     fn take_valid(&mut self, name: &[u8], value: HeaderFieldValue<'_>) -> Option<()> {
         let Some(name) = name.strip_prefix(b":") else {
             let name = HeaderName::from_lowercase(name).ok()?;
-            // Connection-specific fields of HTTP/1.
-            let is_foreign = name == CONNECTION || name == TRANSFER_ENCODING || name == UPGRADE;
-            if is_foreign
-                || matches!(name.as_str(), "keep-alive" | "proxy-connection")
-                || (name == TE && value.bytes() != b"trailers")
-            {
+            if FOREIGN.contains(&name) && !(name == TE && value.bytes() == b"trailers") {
                 return None;
             }
             self.fields.try_append(name, value.to_header()?).ok()?;

@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use super::hpack;
 
 /// The connection-specific header fields of HTTP/1 (RFC 9113 §8.2.2).
-const FOREIGN: [HeaderName; 6] = [
+pub(super) static FOREIGN: [HeaderName; 6] = [
     CONNECTION,
     TRANSFER_ENCODING,
     UPGRADE,
