@@ -76,7 +76,7 @@ pub(super) type UpgradedFuture = BoxFuture<'static, ()>;
 
 /// Charges a connection's slot in a listener's limit to this caller; `None` if all callers count as one. Returns
 /// whether the connection may stay.
-type AssignToCaller = dyn Fn(&DownstreamConnection, Option<u64>) -> bool + Send + Sync;
+type AssignToCaller = dyn Fn(Option<u64>) -> bool + Send + Sync;
 
 /// When a connection was accepted.
 struct AcceptTime(Instant);
@@ -142,7 +142,7 @@ impl DownstreamConnection {
         // The first authenticated caller owns the slot.
         if !self.0.is_authenticated.load(Ordering::Relaxed) {
             self.0.is_authenticated.store(true, Ordering::Relaxed);
-            if self.0.assign.get().is_some_and(|assign| !assign(self, caller)) {
+            if self.0.assign.get().is_some_and(|assign| !assign(caller)) {
                 self.0.is_refused.store(true, Ordering::Relaxed);
                 self.close();
             }
@@ -151,7 +151,7 @@ impl DownstreamConnection {
     }
 
     /// Sets how the connection is charged to its caller. Later calls have no effect.
-    pub(super) fn on_authenticated(&self, assign: impl Fn(&Self, Option<u64>) -> bool + Send + Sync + 'static) {
+    pub(super) fn on_authenticated(&self, assign: impl Fn(Option<u64>) -> bool + Send + Sync + 'static) {
         let _ = self.0.assign.set(Box::new(assign));
     }
 
@@ -286,10 +286,6 @@ impl DownstreamConnection {
             // Requests send no notification when they start or end, so this polls.
             sleep_until(due.min(now + first.min(next))).await;
         }
-    }
-
-    pub(super) fn is_same_as(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 

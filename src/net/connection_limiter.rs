@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
@@ -6,7 +7,6 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use rustix::process::{Resource, getrlimit};
-use slab::Slab;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -51,20 +51,20 @@ pub(super) struct ConnectionLimiter {
 #[derive(Debug)]
 pub(super) struct ConnectionSlot {
     limiter: Arc<ConnectionLimiter>,
-    at: usize,
-    connection: DownstreamConnection,
+    number: u64,
 }
 
 #[derive(Debug, Default)]
 struct ConnectionLimiterState {
-    connections: Slab<AcceptedConnection>,
+    /// The connections by the number of connections that were accepted before.
+    connections: BTreeMap<u64, AcceptedConnection>,
     owners: ConnectionsByOwner,
     /// The number of connections that were accepted so far.
     accepted: u64,
     /// The number of connections that were closed to make room and still hold a descriptor.
     closing: usize,
     /// The idle connections as of the last scan.
-    idle: IdleConnectionSlots,
+    idle: IdleConnections,
     scanned: Option<Instant>,
     /// The number of connections that remained when descriptors were last freed for other users, and the time of that.
     capped: Option<(usize, Instant)>,
@@ -76,10 +76,7 @@ struct AcceptedConnection {
     connection: DownstreamConnection,
     source: ConnectionSource,
     owner: ConnectionOwner,
-    order: u64,
 }
-
-type IdleConnectionSlots = IdleConnections<(usize, DownstreamConnection)>;
 
 /// The share of the process's descriptors, in quarters, for the connections of one listener. The rest is for upstream,
 /// files and health checks.
@@ -137,9 +134,9 @@ impl ConnectionLimiter {
         source: ConnectionSource,
     ) -> ConnectionSlot {
         loop {
-            if let Some(at) = self.try_acquire(connection, source) {
+            if let Some(number) = self.try_acquire(connection, source) {
                 open_connections(1.0);
-                return ConnectionSlot { limiter: self.clone(), at, connection: connection.clone() };
+                return ConnectionSlot { limiter: self.clone(), number };
             }
             tokio::select! {
                 biased;
@@ -197,7 +194,7 @@ impl ConnectionLimiter {
         let closing = {
             let mut state = self.state.lock();
             while state.closing < room.min(self.closing_max)
-                && state.evict_idle(latest, IdleConnectionSlots::next_idle_by).is_some()
+                && state.evict_idle(latest, IdleConnections::next_idle_by).is_some()
             {}
             if is_for_others {
                 state.capped = Some((state.connections.len().min(state.cap()), Instant::now()));
@@ -207,7 +204,7 @@ impl ConnectionLimiter {
         closing > 0 && timeout(SCAN_EVERY, closed).await.is_ok()
     }
 
-    fn try_acquire(self: &Arc<Self>, connection: &DownstreamConnection, source: ConnectionSource) -> Option<usize> {
+    fn try_acquire(self: &Arc<Self>, connection: &DownstreamConnection, source: ConnectionSource) -> Option<u64> {
         let mut state = self.state.lock();
         if state.closing >= self.closing_max {
             return None;
@@ -218,31 +215,28 @@ impl ConnectionLimiter {
             let extra_max = self.closing_max.min((slots / SLOTS_PER_EXTRA).max(1));
             state.make_room(slots, extra_max)?;
         }
-        let at = state.insert(connection, source);
+        let number = state.insert(connection, source);
         // New connections are added to a scan that is still valid. Otherwise, newer connections would be closed before
         // them.
         if let Some(since) = connection.idle_since().filter(|_| is_full || state.has_scanned(SCAN_VALID_FOR)) {
-            state.idle.add(IdleConnection { connection: (at, connection.clone()), source, since });
+            state.idle.add(IdleConnection { number, source, since });
         }
         drop(state);
         let limiter = Arc::downgrade(self);
-        connection.on_authenticated(move |connection, caller| {
-            limiter.upgrade().is_none_or(|limiter| limiter.assign(at, connection, caller))
-        });
-        Some(at)
+        connection
+            .on_authenticated(move |caller| limiter.upgrade().is_none_or(|limiter| limiter.assign(number, caller)));
+        Some(number)
     }
 
-    /// Charges the connection in that slot to its caller, unless it is closing. Returns whether it may stay.
-    fn assign(&self, at: usize, connection: &DownstreamConnection, caller: Option<u64>) -> bool {
+    /// Charges the connection with that number to its caller, unless it is closing. Returns whether it may stay.
+    fn assign(&self, number: u64, caller: Option<u64>) -> bool {
         let mut state = self.state.lock();
         let ConnectionLimiterState { connections, owners, .. } = &mut *state;
-        let Some(entry) = connections.get_mut(at).filter(|entry| entry.connection.is_same_as(connection)) else {
-            return true;
-        };
+        let Some(entry) = connections.get_mut(&number) else { return true };
         if let Some(caller) = caller {
-            owners.remove(entry.owner, entry.order, at);
+            owners.remove(entry.owner, number);
             entry.owner = ConnectionOwner::Caller(caller);
-            owners.add(entry.owner, entry.order, at);
+            owners.add(entry.owner, number);
         }
         let owner = entry.owner;
         state.connections.len() <= self.slots_max() || state.make_room_for(owner)
@@ -262,51 +256,53 @@ fn slots_within(descriptors: usize) -> (usize, usize) {
 }
 
 impl ConnectionLimiterState {
-    fn insert(&mut self, connection: &DownstreamConnection, source: ConnectionSource) -> usize {
-        let (connection, owner, order) = (connection.clone(), ConnectionOwner::Source(source), self.accepted);
+    fn insert(&mut self, connection: &DownstreamConnection, source: ConnectionSource) -> u64 {
+        let (connection, owner, number) = (connection.clone(), ConnectionOwner::Source(source), self.accepted);
         self.accepted += 1;
-        let at = self.connections.insert(AcceptedConnection { connection, source, owner, order });
-        self.owners.add(owner, order, at);
-        at
+        self.connections.insert(number, AcceptedConnection { connection, source, owner });
+        self.owners.add(owner, number);
+        number
     }
 
-    fn remove(&mut self, at: usize) {
-        let AcceptedConnection { owner, order, .. } = self.connections.remove(at);
-        self.owners.remove(owner, order, at);
+    fn remove(&mut self, number: u64) -> Option<DownstreamConnection> {
+        let AcceptedConnection { connection, owner, .. } = self.connections.remove(&number)?;
+        self.owners.remove(owner, number);
+        Some(connection)
     }
 
     /// Closes a connection to make room for another one.
-    fn close(&mut self, at: usize, why: ConnectionFailure) {
-        why.count();
-        self.connections[at].connection.advance(ConnectionState::Aborted);
-        self.remove(at);
-        self.closing += 1;
+    fn close(&mut self, number: u64, why: ConnectionFailure) {
+        if let Some(connection) = self.remove(number) {
+            why.count();
+            connection.advance(ConnectionState::Aborted);
+            self.closing += 1;
+        }
     }
 
     /// Tries to make room for a new connection while all slots are taken: closes an idle connection, or lets the new
     /// one authenticate beyond the limit.
     fn make_room(&mut self, slots: usize, extra_max: usize) -> Option<()> {
         let latest = Instant::now().checked_sub(FIRST_REQUEST_WITHIN);
-        if latest.is_some() && self.evict_idle(latest, IdleConnectionSlots::next).is_some() {
+        if latest.is_some() && self.evict_idle(latest, IdleConnections::next).is_some() {
             return Some(());
         }
         let has_room = self.connections.len().checked_sub(slots).is_some_and(|extra| extra < extra_max);
-        if has_room { Some(()) } else { self.evict_idle(None, IdleConnectionSlots::next) }
+        if has_room { Some(()) } else { self.evict_idle(None, IdleConnections::next) }
     }
 
     /// Makes room for a connection of an owner beyond the limit. Returns false if that connection must close.
     fn make_room_for(&mut self, owner: ConnectionOwner) -> bool {
         let latest = Instant::now().checked_sub(FIRST_REQUEST_WITHIN);
-        if latest.is_some() && self.evict_idle(latest, IdleConnectionSlots::next).is_some() {
+        if latest.is_some() && self.evict_idle(latest, IdleConnections::next).is_some() {
             return true;
         }
         let target = self.owners.eviction_target(owner);
-        let is_idle = |at: &usize| self.connections[*at].connection.inactive_since().is_some();
+        let is_idle = |number: &u64| self.inactive_since(*number).is_some();
         let idle = self.owners.of(target).take(SCANNED_PER_OWNER_MAX).find(is_idle);
         let youngest = self.owners.of(target).next_back().filter(|_| target != owner);
         match (idle, youngest) {
-            (Some(at), _) => self.close(at, ConnectionFailure::Evicted),
-            (None, Some(at)) => self.close(at, ConnectionFailure::OverFairShare),
+            (Some(number), _) => self.close(number, ConnectionFailure::Evicted),
+            (None, Some(number)) => self.close(number, ConnectionFailure::OverFairShare),
             (None, None) => {
                 ConnectionFailure::ListenerFull.count();
                 return false;
@@ -319,7 +315,7 @@ impl ConnectionLimiterState {
     fn evict_idle(
         &mut self,
         latest: Option<Instant>,
-        next: impl Fn(&mut IdleConnectionSlots, Option<Instant>) -> Option<IdleConnection<(usize, DownstreamConnection)>>,
+        next: impl Fn(&mut IdleConnections, Option<Instant>) -> Option<IdleConnection>,
     ) -> Option<()> {
         self.scan(SCAN_VALID_FOR);
         // Connections that arrived after the last scan may be the only ones left in the list, although others became
@@ -334,17 +330,17 @@ impl ConnectionLimiterState {
     }
 
     /// Returns the next idle connection to close.
-    fn next(
-        &mut self,
-        next: impl Fn(&mut IdleConnectionSlots) -> Option<IdleConnection<(usize, DownstreamConnection)>>,
-    ) -> Option<usize> {
-        while let Some(IdleConnection { connection: (at, connection), since, .. }) = next(&mut self.idle) {
-            let is_here = self.connections.get(at).is_some_and(|entry| entry.connection.is_same_as(&connection));
-            if is_here && connection.inactive_since() == Some(since) {
-                return Some(at);
+    fn next(&mut self, next: impl Fn(&mut IdleConnections) -> Option<IdleConnection>) -> Option<u64> {
+        while let Some(IdleConnection { number, since, .. }) = next(&mut self.idle) {
+            if self.inactive_since(number) == Some(since) {
+                return Some(number);
             }
         }
         None
+    }
+
+    fn inactive_since(&self, number: u64) -> Option<Instant> {
+        self.connections.get(&number)?.connection.inactive_since()
     }
 
     /// Returns the maximum number of connections while other users need descriptors, at least [`CLOSED_AT_ONCE`].
@@ -365,9 +361,9 @@ impl ConnectionLimiterState {
         }
         self.scanned = Some(Instant::now());
         self.idle = IdleConnections::of(self.connections.iter().filter_map(
-            |(at, AcceptedConnection { connection, source, .. })| {
+            |(number, AcceptedConnection { connection, source, .. })| {
                 let since = connection.inactive_since()?;
-                Some(IdleConnection { connection: (at, connection.clone()), source: *source, since })
+                Some(IdleConnection { number: *number, source: *source, since })
             },
         ));
     }
@@ -376,9 +372,7 @@ impl ConnectionLimiterState {
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut state = self.limiter.state.lock();
-        if state.connections.get(self.at).is_some_and(|entry| entry.connection.is_same_as(&self.connection)) {
-            state.remove(self.at);
-        } else {
+        if state.remove(self.number).is_none() {
             state.closing -= 1;
         }
         drop(state);

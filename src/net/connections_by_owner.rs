@@ -22,21 +22,21 @@ pub(super) enum ConnectionOwner {
     Source(ConnectionSource),
 }
 
-/// The connections of a listener by owner, each with its order of arrival.
+/// The connections of a listener by owner, each with its number in the order of arrival.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionsByOwner {
-    connections: HashMap<ConnectionOwner, BTreeSet<(u64, usize)>>,
+    connections: HashMap<ConnectionOwner, BTreeSet<u64>>,
 }
 
 impl ConnectionsByOwner {
-    /// Counts a connection for an owner. Later connections have a higher `order`.
-    pub(super) fn add(&mut self, owner: ConnectionOwner, order: u64, at: usize) {
-        self.connections.entry(owner).or_default().insert((order, at));
+    /// Counts a connection for an owner. Later connections have a higher number.
+    pub(super) fn add(&mut self, owner: ConnectionOwner, number: u64) {
+        self.connections.entry(owner).or_default().insert(number);
     }
 
-    pub(super) fn remove(&mut self, owner: ConnectionOwner, order: u64, at: usize) {
+    pub(super) fn remove(&mut self, owner: ConnectionOwner, number: u64) {
         if let Some(connections) = self.connections.get_mut(&owner) {
-            connections.remove(&(order, at));
+            connections.remove(&number);
             if connections.is_empty() {
                 self.connections.remove(&owner);
             }
@@ -50,9 +50,9 @@ impl ConnectionsByOwner {
         target_among(counts, newcomer).unwrap_or(newcomer)
     }
 
-    /// Returns the slots of an owner's connections, the oldest first.
-    pub(super) fn of(&self, owner: ConnectionOwner) -> impl DoubleEndedIterator<Item = usize> {
-        self.connections.get(&owner).into_iter().flatten().map(|(_, at)| *at)
+    /// Returns the numbers of an owner's connections, the oldest first.
+    pub(super) fn of(&self, owner: ConnectionOwner) -> impl DoubleEndedIterator<Item = u64> {
+        self.connections.get(&owner).into_iter().flatten().copied()
     }
 }
 
@@ -80,8 +80,8 @@ fn target_among(
 
 /// A connection without a running request: none has arrived yet, or the last response is complete.
 #[derive(Debug)]
-pub(super) struct IdleConnection<C> {
-    pub(super) connection: C,
+pub(super) struct IdleConnection {
+    pub(super) number: u64,
     pub(super) source: ConnectionSource,
     pub(super) since: Instant,
 }
@@ -89,9 +89,9 @@ pub(super) struct IdleConnection<C> {
 /// The order in which idle connections are closed: the oldest of the source that has the most.
 ///
 /// So no source keeps more idle connections than the others do, and a source with few connections keeps them.
-#[derive(Debug)]
-pub(super) struct IdleConnections<C> {
-    queues: HashMap<ConnectionSource, VecDeque<IdleConnection<C>>>,
+#[derive(Debug, Default)]
+pub(super) struct IdleConnections {
+    queues: HashMap<ConnectionSource, VecDeque<IdleConnection>>,
     /// The sources, the one with the most connections last, and among equals the one with the oldest.
     order: BTreeSet<IdleSourceRank>,
 }
@@ -108,40 +108,35 @@ impl ConnectionSource {
     }
 }
 
-impl<C> IdleConnections<C> {
-    pub(super) fn of(idle: impl Iterator<Item = IdleConnection<C>>) -> Self {
-        let mut queues = HashMap::<_, Vec<_>>::new();
-        idle.for_each(|idle| queues.entry(idle.source).or_default().push(idle));
-        let queues: HashMap<_, VecDeque<_>> = queues
-            .into_iter()
-            .map(|(source, mut queue)| {
-                queue.sort_by_key(|idle| idle.since);
-                (source, queue.into())
-            })
-            .collect();
+impl IdleConnections {
+    pub(super) fn of(idle: impl Iterator<Item = IdleConnection>) -> Self {
+        let mut idle: Vec<_> = idle.collect();
+        idle.sort_by_key(|idle| idle.since);
+        let mut queues = HashMap::<_, VecDeque<_>>::new();
+        idle.into_iter().for_each(|idle| queues.entry(idle.source).or_default().push_back(idle));
         let order = queues.iter().filter_map(|(source, queue)| rank(*source, queue)).collect();
         Self { queues, order }
     }
 
     /// Adds a connection that has been idle for less time than the others.
-    pub(super) fn add(&mut self, idle: IdleConnection<C>) {
+    pub(super) fn add(&mut self, idle: IdleConnection) {
         self.change(idle.source, |queue| queue.push_back(idle));
     }
 
     /// Removes and returns the next connection to close; `None` if none is left, or if it became idle after `latest`.
-    pub(super) fn next(&mut self, latest: Option<Instant>) -> Option<IdleConnection<C>> {
+    pub(super) fn next(&mut self, latest: Option<Instant>) -> Option<IdleConnection> {
         let next = self.order.last().filter(|rank| was_idle_by(rank, latest))?.2;
         self.change(next, VecDeque::pop_front)
     }
 
     /// Like [`next`](Self::next), but skips sources without a connection that was idle by `latest`.
-    pub(super) fn next_idle_by(&mut self, latest: Option<Instant>) -> Option<IdleConnection<C>> {
+    pub(super) fn next_idle_by(&mut self, latest: Option<Instant>) -> Option<IdleConnection> {
         let next = self.order.iter().rev().find(|rank| was_idle_by(rank, latest))?.2;
         self.change(next, VecDeque::pop_front)
     }
 
     /// Changes the queue of a source, and with it the rank of the source.
-    fn change<T>(&mut self, source: ConnectionSource, change: impl FnOnce(&mut VecDeque<IdleConnection<C>>) -> T) -> T {
+    fn change<T>(&mut self, source: ConnectionSource, change: impl FnOnce(&mut VecDeque<IdleConnection>) -> T) -> T {
         let queue = self.queues.entry(source).or_default();
         if let Some(rank) = rank(source, queue) {
             self.order.remove(&rank);
@@ -156,13 +151,7 @@ fn was_idle_by((_, Reverse(since), _): &IdleSourceRank, latest: Option<Instant>)
     latest.is_none_or(|latest| *since <= latest)
 }
 
-impl<C> Default for IdleConnections<C> {
-    fn default() -> Self {
-        Self { queues: HashMap::new(), order: BTreeSet::new() }
-    }
-}
-
-fn rank<C>(source: ConnectionSource, queue: &VecDeque<IdleConnection<C>>) -> Option<IdleSourceRank> {
+fn rank(source: ConnectionSource, queue: &VecDeque<IdleConnection>) -> Option<IdleSourceRank> {
     queue.front().map(|oldest| (queue.len(), Reverse(oldest.since), source))
 }
 
@@ -199,16 +188,14 @@ mod tests {
     #[test]
     fn connections_of_an_owner_are_in_order_of_arrival() {
         let mut owners = ConnectionsByOwner::default();
-        for (order, at) in [(1, 7), (2, 3), (3, 5)] {
-            owners.add(A, order, at);
-        }
-        owners.add(B, 4, 1);
+        [1, 3, 2].into_iter().for_each(|number| owners.add(A, number));
+        owners.add(B, 4);
         assert_eq!((owners.eviction_target(B), owners.eviction_target(A)), (A, A));
-        assert_eq!(owners.of(A).collect::<Vec<_>>(), [7, 3, 5]);
-        owners.remove(A, 3, 5);
-        owners.remove(A, 2, 3);
-        assert_eq!((owners.eviction_target(B), owners.of(A).next_back()), (B, Some(7)), "both have one");
-        owners.remove(A, 1, 7);
+        assert_eq!(owners.of(A).collect::<Vec<_>>(), [1, 2, 3]);
+        owners.remove(A, 3);
+        owners.remove(A, 2);
+        assert_eq!((owners.eviction_target(B), owners.of(A).next_back()), (B, Some(1)), "both have one");
+        owners.remove(A, 1);
         assert_eq!(owners.of(A).next(), None);
     }
 
@@ -287,13 +274,14 @@ mod tests {
     /// The order in which connections are closed, by source and the second since which they are idle.
     fn order(idle: &[(&'static str, u64)]) -> Vec<(&'static str, u64)> {
         let began = Instant::now();
-        let idle = idle.iter().map(|(text, second)| IdleConnection {
-            connection: (*text, *second),
+        let connections = (0..).zip(idle).map(|(number, (text, second))| IdleConnection {
+            number,
             source: source(text),
             since: began + Duration::from_secs(*second),
         });
-        let mut idle = IdleConnections::of(idle);
-        std::iter::from_fn(|| idle.next(None)).map(|idle| idle.connection).collect()
+        let mut connections = IdleConnections::of(connections);
+        let next = || connections.next(None).and_then(|next| idle.get(usize::try_from(next.number).ok()?).copied());
+        std::iter::from_fn(next).collect()
     }
 
     #[test]
@@ -317,7 +305,7 @@ mod tests {
         fn eviction_takes_oldest_of_source_with_most(opened in proptest::collection::vec((0_u8..5, 0_u64..100), 0..200)) {
             let began = Instant::now();
             let idle = opened.iter().map(|(host, second)| IdleConnection {
-                connection: (),
+                number: 0,
                 source: ConnectionSource::V4(Ipv4Addr::new(10, 0, 0, *host)),
                 since: began + Duration::from_secs(*second),
             });

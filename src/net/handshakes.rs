@@ -46,16 +46,9 @@ struct PerCoreHandshakes {
 /// moment before its next handshake.
 #[derive(Debug, Default)]
 pub(super) struct HandshakeFailures {
-    /// The failures per source. One lock suffices: a look-up takes 0.1 µs and a handshake 1,000 µs. It also bounds the
-    /// number of sources.
-    of: Mutex<HashMap<ConnectionSource, LeakyBucket>>,
-}
-
-/// A leaky bucket that counts failures: its level at a time.
-#[derive(Debug, Clone, Copy)]
-struct LeakyBucket {
-    failures: f64,
-    at: Instant,
+    /// The time at which all failures of a source are forgotten: each adds [`FORGOTTEN_AFTER`]. One lock suffices: a
+    /// look-up takes 0.1 µs and a handshake 1,000 µs. It also bounds the number of sources.
+    of: Mutex<HashMap<ConnectionSource, Instant>>,
 }
 
 /// The minimum time that handshakes run before other tasks do. It is longer if other tasks took longer before.
@@ -64,9 +57,9 @@ const RUN_FOR: Duration = Duration::from_millis(1);
 const IDLE_ROUND: Duration = Duration::from_micros(10);
 /// The number of recent failures that have no effect. A fleet whose certificates have all expired at once is not an
 /// attack.
-const FREE_FAILURES: f64 = 50.0;
-/// The number of failed handshakes that are forgotten per second.
-const REFILL_PER_SECOND: f64 = 10.0;
+const FREE_FAILURES: u32 = 50;
+/// The time after which a failed handshake is forgotten, one after the other.
+const FORGOTTEN_AFTER: Duration = Duration::from_millis(100);
 /// How long a source with too many failed handshakes waits.
 const PAUSE: Duration = Duration::from_millis(200);
 /// The maximum number of sources remembered. Beyond that, all are forgotten, which does not help an attacker with one
@@ -150,22 +143,17 @@ impl HandshakeFailures {
         if of.len() >= SOURCES_MAX && !of.contains_key(&source) {
             of.clear();
         }
-        let level = of.entry(source).or_insert(LeakyBucket { failures: 0.0, at: now });
-        *level = LeakyBucket { failures: level.now(now) + 1.0, at: now };
+        let forgotten = of.entry(source).or_insert(now);
+        *forgotten = (*forgotten).max(now) + FORGOTTEN_AFTER;
     }
 
     /// Completes when a handshake of the source may begin: at once, unless many have failed.
     pub(super) async fn wait(&self, source: ConnectionSource) {
-        let pauses = self.of.lock().get(&source).is_some_and(|level| level.now(Instant::now()) > FREE_FAILURES);
+        let latest = Instant::now() + FREE_FAILURES * FORGOTTEN_AFTER;
+        let pauses = self.of.lock().get(&source).is_some_and(|forgotten| *forgotten > latest);
         if pauses {
             sleep(PAUSE).await;
         }
-    }
-}
-
-impl LeakyBucket {
-    fn now(&self, now: Instant) -> f64 {
-        (self.failures - now.duration_since(self.at).as_secs_f64() * REFILL_PER_SECOND).max(0.0)
     }
 }
 

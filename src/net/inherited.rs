@@ -1,6 +1,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::os::unix::net::UnixListener as StdUnixListener;
+use std::path::PathBuf;
 
 use listenfd::ListenFd;
 use socket2::SockRef;
@@ -20,7 +21,7 @@ pub struct InheritedSockets {
 #[derive(Debug)]
 enum InheritedSocket {
     Tcp(StdTcpListener),
-    Unix(StdUnixListener),
+    Unix(StdUnixListener, PathBuf),
     Memory(Listener),
 }
 
@@ -56,10 +57,11 @@ impl InheritedSockets {
         let named = listener.local_addr()?;
         let path = named
             .as_pathname()
-            .ok_or_else(|| invalid("socket activation passed a unix socket without a path".to_owned()))?;
-        let address = ListenAddress::Unix(path.to_owned());
+            .ok_or_else(|| invalid("socket activation passed a unix socket without a path".to_owned()))?
+            .to_owned();
+        let address = ListenAddress::Unix(path.clone());
         check(&address, &SockRef::from(&listener))?;
-        self.sockets.push((address, InheritedSocket::Unix(listener)));
+        self.sockets.push((address, InheritedSocket::Unix(listener, path)));
         Ok(())
     }
 
@@ -72,17 +74,14 @@ impl InheritedSockets {
     pub fn take(&mut self, address: &ListenAddress) -> io::Result<Option<Listener>> {
         let Some(at) = self.sockets.iter().position(|(bound, _)| bound == address) else { return Ok(None) };
         let (_, socket) = self.sockets.swap_remove(at);
-        let listener = match (socket, address) {
-            (InheritedSocket::Tcp(listener), _) => {
-                Ok(Listener::of_tcp(TcpListener::from_std(listener)?, ListenAddressSharing::Parent))
+        let listener = match socket {
+            InheritedSocket::Tcp(listener) => {
+                Listener::of_tcp(TcpListener::from_std(listener)?, ListenAddressSharing::Parent)
             }
-            (InheritedSocket::Unix(listener), ListenAddress::Unix(path)) => {
-                Listener::of_unix(listener, path, ListenAddressSharing::Parent)
-            }
-            (InheritedSocket::Memory(listener), _) => Ok(listener),
-            (InheritedSocket::Unix(_), ListenAddress::Tcp(_)) => return Ok(None),
+            InheritedSocket::Unix(listener, path) => Listener::of_unix(listener, &path, ListenAddressSharing::Parent)?,
+            InheritedSocket::Memory(listener) => listener,
         };
-        listener.map(Some)
+        Ok(Some(listener))
     }
 
     /// Returns the address of a socket that has not been taken.
