@@ -66,7 +66,6 @@ pub(super) enum Http2Frame<'a> {
         stream: u32,
     },
     Settings(&'a [u8]),
-    SettingsAck,
     Ping([u8; 8]),
     Pong([u8; 8]),
     GoAway,
@@ -74,9 +73,8 @@ pub(super) enum Http2Frame<'a> {
         stream: u32,
         increment: u32,
     },
-    /// A PRIORITY frame, which the server ignores.
-    Priority,
-    Unknown,
+    /// An extension frame, a PRIORITY frame or the acknowledgement of settings, which the server ignores.
+    Ignored,
 }
 
 impl Http2FrameHeader {
@@ -150,11 +148,11 @@ impl<'a> Http2Frame<'a> {
                 Self::Continuation { stream, block: payload, end_headers: head.has(END_HEADERS) }
             }
             Http2FrameType::Priority => match payload.first_chunk() {
-                Some(dependency) if payload.len() == 5 => independent(stream, *dependency).map(|()| Self::Priority)?,
+                Some(dependency) if payload.len() == 5 => independent(stream, *dependency).map(|()| Self::Ignored)?,
                 _ => return Err(Http2Error::Stream(stream, Http2ErrorCode::FrameSize)),
             },
             Http2FrameType::Reset => number(payload).map(|_| Self::Reset { stream })?,
-            Http2FrameType::Settings if head.has(ACK) && payload.is_empty() => Self::SettingsAck,
+            Http2FrameType::Settings if head.has(ACK) && payload.is_empty() => Self::Ignored,
             Http2FrameType::Settings if head.has(ACK) || !payload.len().is_multiple_of(6) => return Err(wrong_size()),
             Http2FrameType::Settings => Self::Settings(payload),
             Http2FrameType::Ping => {
@@ -169,7 +167,7 @@ impl<'a> Http2Frame<'a> {
                 increment => Self::WindowUpdate { stream, increment },
             },
             Http2FrameType::PushPromise => return Err(Http2Error::protocol("PUSH_PROMISE from a client")),
-            Http2FrameType::Unknown => Self::Unknown,
+            Http2FrameType::Unknown => Self::Ignored,
         })
     }
 }

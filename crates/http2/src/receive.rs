@@ -12,7 +12,7 @@ use super::connection::{GOAWAY_PING, GoAwayState, HEADER_BLOCKS, Http2Connection
 use super::error::{Http2Error, Http2ErrorCode};
 use super::exchange::{ExchangePhase, Http2Exchange, RequestUpload};
 use super::frame::{ACK, Http2Frame, Http2FrameType};
-use super::received_body::{ContentLengthMismatch, ReceivedBody, ReceivedBodyBuffer};
+use super::received_body::{ReceivedBody, ReceivedBodyBuffer};
 use super::request_head::{RequestHead, RequestHeadError};
 use super::response_head;
 use super::service::HttpService;
@@ -49,7 +49,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
                 self.output.put_goaway(self.last_stream, Http2ErrorCode::No);
             }
             Http2Frame::GoAway => self.is_client_leaving = true,
-            Http2Frame::SettingsAck | Http2Frame::Pong(_) | Http2Frame::Priority | Http2Frame::Unknown => {}
+            Http2Frame::Pong(_) | Http2Frame::Ignored => {}
             Http2Frame::Continuation { .. } => unreachable!("it is joined with its header block"),
         }
         self.abuse_budget.spend()
@@ -179,16 +179,13 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: HttpService> Http2Connection<I, S> {
         // Padding is not delivered, so its window is returned at once.
         upload.unacked += flow - data.len();
         self.receive.release(flow - data.len(), &mut self.output);
-        if upload.inbox.put(data).is_err() {
+        if upload.inbox.put(data).is_none() {
             self.receive.release(data.len(), &mut self.output);
             return Err(Http2Error::Stream(id, Http2ErrorCode::Protocol));
         }
         if end_stream {
             upload.has_ended = true;
-            return upload
-                .inbox
-                .end(None)
-                .map_err(|ContentLengthMismatch| Http2Error::Stream(id, Http2ErrorCode::Protocol));
+            return upload.inbox.end(None).ok_or(Http2Error::Stream(id, Http2ErrorCode::Protocol));
         }
         if data.is_empty() { self.abuse_budget.spend() } else { Ok(()) }
     }
@@ -259,9 +256,6 @@ impl<F, B> Http2Exchange<F, B> {
             head.into_trailers().filter(|_| end_stream).ok_or(Http2Error::Stream(id, Http2ErrorCode::Protocol))?;
         upload.trailers = Some(charge.ok_or(Http2Error::Stream(id, Http2ErrorCode::EnhanceYourCalm))?);
         upload.has_ended = true;
-        upload
-            .inbox
-            .end(Some(trailers))
-            .map_err(|ContentLengthMismatch| Http2Error::Stream(id, Http2ErrorCode::Protocol))
+        upload.inbox.end(Some(trailers)).ok_or(Http2Error::Stream(id, Http2ErrorCode::Protocol))
     }
 }

@@ -46,10 +46,6 @@ enum BodyEnd {
 #[error("the request ended before its body was complete")]
 pub struct IncompleteBodyError;
 
-/// The error of a body that does not have the declared length.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ContentLengthMismatch;
-
 impl ReceivedBodyBuffer {
     /// Creates a buffer for a body of the length `length`, if declared, and the body.
     pub(super) fn new(length: Option<u64>, stream: Waker) -> (Arc<Self>, ReceivedBody) {
@@ -58,38 +54,32 @@ impl ReceivedBodyBuffer {
         (inbox.clone(), ReceivedBody(Some(inbox)))
     }
 
-    /// Adds received data to the body.
-    ///
-    /// # Errors
-    /// The data exceeds the declared length.
-    pub(super) fn put(&self, data: &[u8]) -> Result<(), ContentLengthMismatch> {
+    /// Adds received data to the body; `None` if it exceeds the declared length.
+    pub(super) fn put(&self, data: &[u8]) -> Option<()> {
         let mut state = self.state.lock();
         if let Some(left) = &mut state.left {
-            *left = left.checked_sub(data.len() as u64).ok_or(ContentLengthMismatch)?;
+            *left = left.checked_sub(data.len() as u64)?;
         }
         if state.is_dropped {
             state.read += data.len();
             drop(state);
             self.stream.wake_by_ref();
-            return Ok(());
+            return Some(());
         }
         state.data.extend_from_slice(data);
         wake_reader(state);
-        Ok(())
+        Some(())
     }
 
-    /// Marks the body as complete.
-    ///
-    /// # Errors
-    /// The body is shorter than declared.
-    pub(super) fn end(&self, trailers: Option<HeaderMap>) -> Result<(), ContentLengthMismatch> {
+    /// Marks the body as complete; `None` if it is shorter than declared.
+    pub(super) fn end(&self, trailers: Option<HeaderMap>) -> Option<()> {
         let mut state = self.state.lock();
         if state.left.is_some_and(|left| left > 0) {
-            return Err(ContentLengthMismatch);
+            return None;
         }
         (state.trailers, state.end) = (trailers, Some(BodyEnd::Whole));
         wake_reader(state);
-        Ok(())
+        Some(())
     }
 
     /// Marks the body as broken, unless it is complete.
@@ -231,10 +221,10 @@ mod tests {
         let (inbox, body) = ReceivedBodyBuffer::new(Some(3), Waker::noop().clone());
         inbox.put(b"ab").expect("less than declared");
         assert_eq!(body.size_hint().exact(), Some(3));
-        assert_eq!(inbox.end(None), Err(ContentLengthMismatch));
-        assert_eq!(inbox.put(b"cd"), Err(ContentLengthMismatch));
+        assert_eq!(inbox.end(None), None);
+        assert_eq!(inbox.put(b"cd"), None);
         inbox.put(b"c").expect("as declared");
-        assert_eq!(inbox.end(None), Ok(()));
+        assert_eq!(inbox.end(None), Some(()));
     }
 
     #[test]
