@@ -422,7 +422,7 @@ fn fields(selector: &Selector) -> impl Iterator<Item = SelectiveTerms> {
 
 fn labels(selector: &Selector) -> impl Iterator<Item = SelectiveTerms> {
     selector.labels.constraints().iter().filter_map(|(key, constraint)| match constraint {
-        // A contradictory selector has no values, and a lane of none would have no events to be found by.
+        // A contradictory selector has no values. A lane needs one, because events find it by their values.
         LabelConstraint::OneOf(values) if (1..=LANE_VALUES_MAX).contains(&values.len()) => {
             let terms = values.iter().map(|value| LaneTerm::Label(key.clone(), value.clone())).collect();
             Some((LaneTermSelectivity::LabelIn(values.len()), terms))

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use super::labels::{ALLOCATION_BYTES, SELECTOR_BYTES_MAX, steps};
+use super::labels::{SELECTOR_BYTES_MAX, steps, text_bytes};
 use super::{ObjectKey, SelectableAttributes, SelectableFieldTable};
 
 /// The key whose value is the object's name, for every resource.
@@ -182,10 +182,9 @@ impl FieldMatcher {
 
     /// Returns the approximate number of bytes that the selector uses on the heap.
     pub fn heap_bytes(&self) -> usize {
-        let of_value = |value: &Box<str>| size_of::<Box<str>>() + value.len() + ALLOCATION_BYTES;
         let of = |constraint: &FieldConstraint| {
             let values = constraint.is.iter().chain(&constraint.not);
-            size_of_val(constraint) + constraint.key.len() + values.map(of_value).sum::<usize>()
+            size_of_val(constraint) + constraint.key.len() + values.map(|value| text_bytes(value)).sum::<usize>()
         };
         self.constraints.iter().map(of).sum()
     }

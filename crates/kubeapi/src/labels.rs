@@ -46,7 +46,7 @@ pub enum LabelConstraint {
 }
 
 /// The overhead of an allocation, in bytes.
-pub(super) const ALLOCATION_BYTES: usize = 16;
+const ALLOCATION_BYTES: usize = 16;
 /// The length up to which a comparison counts as one, in bytes.
 const TEXT_BYTES: usize = 64;
 
@@ -118,9 +118,8 @@ impl LabelSelector {
 
     /// Returns the approximate number of bytes that the selector uses on the heap.
     pub fn heap_bytes(&self) -> usize {
-        let of_value = |value: &Box<str>| size_of::<Box<str>>() + value.len() + ALLOCATION_BYTES;
         let of = |(key, constraint): &(Box<str>, LabelConstraint)| {
-            key.len() + ALLOCATION_BYTES + constraint.values().iter().map(of_value).sum::<usize>()
+            key.len() + ALLOCATION_BYTES + constraint.values().iter().map(|value| text_bytes(value)).sum::<usize>()
         };
         self.constraints.iter().map(|each| size_of_val(each) + of(each)).sum()
     }
@@ -207,6 +206,11 @@ fn has(values: &[Box<str>], value: &str) -> bool {
 fn is_within(range: Option<(i64, i64)>, value: &str) -> bool {
     let Some((first, last)) = range else { return true };
     value.parse().is_ok_and(|number: i64| (first..=last).contains(&number))
+}
+
+/// Returns the bytes of a selector's text: on the heap, and of the pointer to it.
+pub(super) fn text_bytes(text: &str) -> usize {
+    size_of::<Box<str>>() + text.len() + ALLOCATION_BYTES
 }
 
 /// Returns the maximum number of texts that a binary search compares among `sorted` ones.
