@@ -173,7 +173,7 @@ impl Want {
             Self::AppXInB => ("b", "app in (x)", "", APP_X),
             Self::AppXOrY => ("", "app in (y,x)", "", APP_X_Y),
             Self::AppXOrYInA => ("a", "app in (x,y)", "", APP_X_Y),
-            Self::AppXOrYNotY => ("", "app in (x,y),app!=y", "", APP_X_Y),
+            Self::AppXOrYNotY => ("", "app in (x,y),app!=y", "", APP_X),
             Self::HasApp => ("", "app", "", Term::HasLabel("app")),
             Self::HasAppInB => ("b", "app,app notin (z)", "", Term::HasLabel("app")),
             Self::AppXFront => ("", "tier=front,app==x", "", APP_X),
