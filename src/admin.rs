@@ -3,23 +3,18 @@
 //! cannot stall probes.
 
 mod access;
-mod cost;
 mod debug;
 mod exporter;
 mod live;
 mod per_thread;
-mod private;
 mod process;
-mod public;
 mod series;
 
-pub use access::PageAccessCheck;
-pub use cost::{UpstreamCostReader, UpstreamCostRow};
+pub use access::{ClientActivityPages, HealthPages, MetricsAccess, MetricsPage, PageAccessCheck, PrivatePageRenderer};
 pub use debug::{ConfigPage, ConfigReader};
 pub use exporter::{MetricsExporter, exporter};
-pub use private::{ClientActivityPages, PrivatePageRenderer};
 pub use process::show_dropped_log_lines;
-pub use public::{HealthPages, MetricsAccess, MetricsPage};
+pub use series::{UpstreamCostReader, UpstreamCostRow};
 
 use std::fmt::Write;
 
@@ -63,7 +58,7 @@ impl AdminPages {
             return refuse_others(request).unwrap_or(file);
         }
         let page: &dyn Fn() -> AdminResponse = match path {
-            "/metrics" => &|| answer(StatusCode::OK, METRICS, self.metrics()),
+            "/metrics" => &|| answer(StatusCode::OK, METRICS, self.exporter.render(self)),
             "/livez" | "/healthz" => &|| livez(&self.heartbeat),
             "/readyz" => &|| self.readyz(),
             "/debug/feeds" => &|| debug::feeds(self),
@@ -75,10 +70,6 @@ impl AdminPages {
             },
         };
         refuse_others(request).unwrap_or_else(page)
-    }
-
-    fn metrics(&self) -> String {
-        self.exporter.render(self)
     }
 
     /// Lists every pending readiness condition and every feed, one per line.

@@ -4,7 +4,7 @@ use metrics::{describe_gauge, gauge};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 
 use super::per_thread::{PerThreadMetrics, PerThreadMetricsRecorder};
-use super::{AdminPages, cost, process, series};
+use super::{AdminPages, process, series};
 
 /// Renders all metrics of the process.
 #[derive(Clone)]
@@ -53,7 +53,7 @@ impl MetricsExporter {
         let mut text = self.handle.render();
         self.per_thread.write(&mut text);
         series::write(&pages.feeds, &mut text);
-        cost::write(&(pages.costs)(), &mut text);
+        series::write_costs(&(pages.costs)(), &mut text);
         process::write(&pages.heartbeat, pages.ready.is_ready(), &mut text);
         text
     }

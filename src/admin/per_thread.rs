@@ -29,8 +29,8 @@ pub(super) struct PerThreadMetrics(Arc<PerThreadMetricsState>);
 #[derive(Default)]
 struct PerThreadMetricsState {
     /// The values of each counter, with the counter of `inner` that receives their sum.
-    counters: Mutex<HashMap<Key, (Arc<PerThreadCounter>, Counter)>>,
-    histograms: Mutex<HashMap<Key, Arc<PerThreadHistogram>>>,
+    counters: Mutex<HashMap<Key, (Arc<PerThreadSlots<AtomicU64>>, Counter)>>,
+    histograms: Mutex<HashMap<Key, Arc<PerThreadSlots<HistogramBuckets>>>>,
     help: Mutex<HashMap<String, SharedString>>,
 }
 
@@ -49,12 +49,6 @@ struct PerThreadSlots<T>(Box<[CachePadded<T>]>);
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct CachePadded<T>(T);
-
-#[derive(Debug)]
-struct PerThreadCounter(PerThreadSlots<AtomicU64>);
-
-#[derive(Debug)]
-struct PerThreadHistogram(PerThreadSlots<HistogramBuckets>);
 
 /// The counts of delays per bucket: the first whose bound is at least the delay. The last one is for longer delays.
 #[derive(Debug, Default)]
@@ -90,18 +84,18 @@ fn sum<'a>(counts: impl Iterator<Item = &'a AtomicU64>) -> u64 {
     counts.map(|count| count.load(Ordering::Relaxed)).sum()
 }
 
-impl CounterFn for PerThreadCounter {
+impl CounterFn for PerThreadSlots<AtomicU64> {
     fn increment(&self, value: u64) {
-        self.0.current_thread().fetch_add(value, Ordering::Relaxed);
+        self.current_thread().fetch_add(value, Ordering::Relaxed);
     }
 
     /// Does nothing: the counters are only set as sums, on the inner recorder.
     fn absolute(&self, _: u64) {}
 }
 
-impl HistogramFn for PerThreadHistogram {
+impl HistogramFn for PerThreadSlots<HistogramBuckets> {
     fn record(&self, seconds: f64) {
-        let slot = self.0.current_thread();
+        let slot = self.current_thread();
         let bucket = BUCKETS.partition_point(|most| *most < seconds);
         slot.counts[bucket].fetch_add(1, Ordering::Relaxed);
         let nanos = Duration::try_from_secs_f64(seconds).unwrap_or_default().as_nanos();
@@ -138,9 +132,9 @@ impl<R: Recorder> Recorder for PerThreadMetricsRecorder<R> {
             return self.inner.register_counter(key, metadata);
         }
         let mut counters = self.per_thread.0.counters.lock();
-        let (counts, _) = counters.entry(key.clone()).or_insert_with(|| {
-            (Arc::new(PerThreadCounter(PerThreadSlots::new())), self.inner.register_counter(key, metadata))
-        });
+        let (counts, _) = counters
+            .entry(key.clone())
+            .or_insert_with(|| (Arc::new(PerThreadSlots::new()), self.inner.register_counter(key, metadata)));
         Counter::from_arc(counts.clone())
     }
 
@@ -150,8 +144,7 @@ impl<R: Recorder> Recorder for PerThreadMetricsRecorder<R> {
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
         let mut histograms = self.per_thread.0.histograms.lock();
-        let delays =
-            histograms.entry(key.clone()).or_insert_with(|| Arc::new(PerThreadHistogram(PerThreadSlots::new())));
+        let delays = histograms.entry(key.clone()).or_insert_with(|| Arc::new(PerThreadSlots::new()));
         Histogram::from_arc(delays.clone())
     }
 }
@@ -160,7 +153,7 @@ impl PerThreadMetrics {
     /// Sets the counters of the inner recorder to the sums over all threads.
     pub(super) fn publish_counters(&self) {
         for (counts, reported) in self.0.counters.lock().values() {
-            reported.absolute(sum(counts.0.all()));
+            reported.absolute(sum(counts.all()));
         }
     }
 
@@ -181,7 +174,7 @@ impl PerThreadMetrics {
     }
 }
 
-impl PerThreadHistogram {
+impl PerThreadSlots<HistogramBuckets> {
     fn write(&self, key: &Key, out: &mut String) {
         let labels: Vec<_> = key.labels().map(pair).collect();
         let (name, labels) = (key.name(), labels.join(","));
@@ -189,10 +182,10 @@ impl PerThreadHistogram {
         let mut so_far = 0;
         // Writing to a String does not fail.
         for (n, most) in BUCKETS.iter().map(f64::to_string).chain(["+Inf".to_owned()]).enumerate() {
-            so_far += sum(self.0.all().map(|slot| &slot.counts[n]));
+            so_far += sum(self.all().map(|slot| &slot.counts[n]));
             let _ = writeln!(out, "{name}_bucket{{{labels}{comma}le=\"{most}\"}} {so_far}");
         }
-        let seconds = sum(self.0.all().map(|slot| &slot.nanos)) as f64 / 1e9;
+        let seconds = sum(self.all().map(|slot| &slot.nanos)) as f64 / 1e9;
         let _ = writeln!(out, "{name}_sum{{{labels}}} {seconds}\n{name}_count{{{labels}}} {so_far}");
     }
 }

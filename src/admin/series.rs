@@ -1,4 +1,4 @@
-//! The metrics of feeds, which are read from the feeds when scraped.
+//! The metrics of feeds and of the load on upstream, which are read when scraped.
 //!
 //! The labels of a feed come from callers' requests, above all the namespaces, and a metrics registry never drops a
 //! series. So feeds are not recorded in a registry. Their series are written from the existing feeds, and end with
@@ -8,6 +8,8 @@ use std::collections::HashMap;
 use std::fmt::{Display, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::Serialize;
 
 use crate::cache::{CacheStats, FeedState, MemoryUse};
 use crate::feeds::{
@@ -122,6 +124,47 @@ fn write_feeds(feeds: &FeedRegistry, out: &mut String) {
         for (labels, counters) in &counters {
             let of_this = counters.iter().filter(|(label, _)| label.metric == name);
             of_this.for_each(|(label, count)| line(out, name, labels, Some((label.label, label.value)), count));
+        }
+    }
+}
+
+/// The cost of one cause in the response of `/debug/cost`, for the load on upstream. The caller supplies it, so that a
+/// probe does not depend on the code that talks to upstream. All numbers are totals since the start, except
+/// `streamsOpen`.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UpstreamCostRow {
+    pub cause: &'static str,
+    pub requests: u64,
+    pub streams_opened: u64,
+    pub streams_open: u64,
+    /// The bytes of response bodies as received.
+    pub body_bytes: u64,
+    /// The number of reviews that the proxy answered itself, without a request.
+    pub answered_here: u64,
+}
+
+/// A function that returns the current cost of every cause.
+pub type UpstreamCostReader = Arc<dyn Fn() -> Vec<UpstreamCostRow> + Send + Sync>;
+
+/// A metric: its name, its help text, its type, and the function that reads it.
+type UpstreamCostMetric = (&'static str, &'static str, &'static str, fn(&UpstreamCostRow) -> u64);
+
+const COSTS: [UpstreamCostMetric; 4] = [
+    ("kube_fanout_upstream_requests_total", "requests sent upstream, by cause", "counter", |of| of.requests),
+    ("kube_fanout_upstream_streams_opened_total", "streams opened upstream", "counter", |of| of.streams_opened),
+    ("kube_fanout_upstream_streams_open", "streams open upstream", "gauge", |of| of.streams_open),
+    ("kube_fanout_upstream_body_bytes_total", "bytes of upstream response bodies, as received", "counter", |of| {
+        of.body_bytes
+    }),
+];
+
+/// Appends the metrics in Prometheus' text format.
+pub(super) fn write_costs(rows: &[UpstreamCostRow], out: &mut String) {
+    for (name, help, kind, value) in COSTS {
+        head(out, name, kind, help);
+        for row in rows {
+            let _ = writeln!(out, "{name}{{cause=\"{}\"}} {}", row.cause, value(row));
         }
     }
 }
