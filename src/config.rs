@@ -5,27 +5,24 @@
 
 mod arguments;
 mod configuration;
-mod delegated;
 mod document;
-mod examples;
 mod fields;
 mod file;
 mod health;
 mod kubeconfig;
 mod log_level;
 mod memory;
-mod problems;
 mod serve_arguments;
 mod settings;
 #[cfg(test)]
 mod tests;
 
 pub use arguments::{CheckArguments, CliArguments, CliCommand, ConfigCommand, TOOL_COMMANDS};
-pub use delegated::DelegatedAuthKeys;
+pub use document::ConfigProblems;
+pub use file::DelegatedAuthKeys;
 pub use health::{HealthArguments, HealthProbe};
 pub use kubeconfig::one_kubeconfig;
 pub use memory::MemoryLimit;
-pub use problems::ConfigProblems;
 pub use serve_arguments::ServeArguments;
 pub use settings::{FlatConfigSettings, SettingChanges};
 

@@ -49,7 +49,7 @@ const CHECK_MAX: Duration = Duration::from_secs(120);
 #[inline(never)]
 pub fn check(arguments: CheckArguments) -> LocalBoxFuture<'static, Result<CheckOutput, String>> {
     Box::pin(async move {
-        let config = match arguments.configuration() {
+        let config = match arguments.serve.clone().resolve() {
             Ok(config) => config,
             Err(problems) => {
                 let failed = problems.iter().map(|problem| CheckFinding::failed("configuration", problem));

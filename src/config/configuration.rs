@@ -21,14 +21,10 @@ type PermissionCheckPeriod = BoundedDuration<10, 3_600_000>;
 #[schemars(default, deny_unknown_fields)]
 pub(super) struct Configuration {
     /// Version of this file's format; if absent, the current one
-    #[schemars(extend(
-        "x-type" = "word",
-        "x-bounds" = "`kube-fanout.io/v1alpha1`",
-        "x-example" = "kube-fanout.io/v1alpha1"
-    ))]
+    #[schemars(extend("x-example" = "kube-fanout.io/v1alpha1"))]
     pub(super) api_version: Option<ConfigApiVersion>,
     /// Kind of this file
-    #[schemars(extend("x-type" = "word", "x-bounds" = "`Configuration`", "x-example" = "Configuration"))]
+    #[schemars(extend("x-example" = "Configuration"))]
     pub(super) kind: Option<ConfigKind>,
     /// The apiserver, or the proxy tier above this one
     pub(super) upstream: UpstreamSection,
@@ -56,10 +52,7 @@ pub(super) struct Configuration {
     pub(super) tls: TlsSection,
     /// `none`: every caller acts as the proxy's identity; local addresses only. `delegated`: the apiserver
     /// [authenticates callers and authorizes reads](#delegated); other addresses need TLS
-    #[schemars(
-        with = "String",
-        extend("enum" = ["none", "delegated"], "x-type" = "word", "x-bounds" = "`none`, `delegated`")
-    )]
+    #[schemars(with = "String", extend("enum" = ["none", "delegated"]))]
     pub(super) auth: AuthMode,
     /// Accepted Host names besides `localhost` and loopback addresses: of TCP listeners with `auth: none`, and of the
     /// admin and metrics listeners
@@ -72,10 +65,7 @@ pub(super) struct Configuration {
     /// Forward `exec`, `attach`, `portforward` and `proxy` from TCP listeners with `auth: none`. Unix sockets always do
     pub(super) exec_on_loopback: bool,
     /// Reads without resourceVersion: from the cache, proven current (`strict`) or not (`bounded`)
-    #[schemars(
-        with = "String",
-        extend("enum" = ["strict", "bounded"], "x-type" = "word", "x-bounds" = "`strict`, `bounded`")
-    )]
+    #[schemars(with = "String", extend("enum" = ["strict", "bounded"]))]
     pub(super) consistency: ReadConsistency,
     /// How reads are answered
     pub(super) reads: ReadsSection,
@@ -151,10 +141,7 @@ pub(super) struct ReadsSection {
     pub(super) filter: ReadsFilterSection,
     /// Watches to compress for clients that accept gzip; `watchLists`: as upstream, from 1.37. With `never`, proxies
     /// get no differences
-    #[schemars(
-        with = "String",
-        extend("enum" = ["watchLists", "all", "never"], "x-type" = "word", "x-bounds" = "`watchLists`, `all`, `never`")
-    )]
+    #[schemars(with = "String", extend("enum" = ["watchLists", "all", "never"]))]
     pub(super) compress_watches: WatchCompression,
     /// Clients that receive objects from the cache without `metadata.managedFields`
     pub(super) drop: ReadsDropSection,
@@ -262,13 +249,13 @@ pub(super) struct DelegatedSection {
     pub(super) audiences: Vec<String>,
     /// `local`: the proxy [verifies tokens of service accounts](SECURITY.md#tokens-verified-by-the-proxy); `ask`: the
     /// apiserver reviews each
-    #[schemars(with = "String", extend("enum" = ["ask", "local"], "x-type" = "word", "x-bounds" = "`ask`, `local`"))]
+    #[schemars(with = "String", extend("enum" = ["ask", "local"]))]
     pub(super) identify: TokenIdentification,
     /// Serve requests without credentials from the cache, as `system:anonymous`; otherwise they are forwarded
     pub(super) anonymous: bool,
     /// `rbac` states that no authorizer before RBAC denies what RBAC allows: the proxy
     /// [allows it without asking](SECURITY.md#local-decisions)
-    #[schemars(with = "String", extend("enum" = ["ask", "rbac"], "x-type" = "word", "x-bounds" = "`ask`, `rbac`"))]
+    #[schemars(with = "String", extend("enum" = ["ask", "rbac"]))]
     pub(super) decide: AccessDecider,
     /// One in so many local decisions and verified tokens is compared with the apiserver's; 0: none. A difference returns
     /// to `ask`
@@ -319,10 +306,7 @@ pub(super) struct DelegatedSection {
 #[schemars(default, deny_unknown_fields)]
 pub(super) struct MetricsSection {
     /// `none`: anyone who can connect. `delegated`: scrapers need a token or certificate, and `get` on `/metrics`
-    #[schemars(
-        with = "String",
-        extend("enum" = ["none", "delegated"], "x-type" = "word", "x-bounds" = "`none`, `delegated` (needs TLS)")
-    )]
+    #[schemars(with = "String", extend("enum" = ["none", "delegated"], "x-bounds" = "`none`, `delegated` (needs TLS)"))]
     pub(super) auth: AuthMode,
     /// Certificate of that listener
     pub(super) tls: MetricsTlsSection,
@@ -437,10 +421,7 @@ pub(super) struct AuditConfigSection {
 #[schemars(default, deny_unknown_fields)]
 pub(super) struct Http2Section {
     /// HTTP/2 implementation. `hyper` is a fallback with [fewer limits](SECURITY.md#http2-by-hyper)
-    #[schemars(
-        with = "String",
-        extend("enum" = ["own", "hyper"], "x-type" = "word", "x-bounds" = "`own`, `hyper`")
-    )]
+    #[schemars(with = "String", extend("enum" = ["own", "hyper"]))]
     pub(super) codec: Http2Codec,
 }
 
@@ -453,7 +434,6 @@ pub(super) struct LogSection {
     #[schemars(extend("x-type" = "filter"))]
     pub(super) level: String,
     /// Format of log lines
-    #[schemars(extend("x-type" = "word", "x-bounds" = "`text`, `json`"))]
     pub(super) format: LogFormat,
 }
 

@@ -1,12 +1,14 @@
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde_json::to_value;
 
 use super::configuration::{Configuration, TlsSection};
 use super::{ConfigProblems, DelegatedAuthKeys, FlatConfigSettings, ServeSettings, document, kubeconfig};
-use crate::auth::{AuthConfig, AuthMode, NamedCallers, WebOrigin};
+use crate::auth::{AuthConfig, AuthMode, NamedCallers};
 use crate::net::ListenAddress;
 use crate::serve::AuditDestination;
 use crate::upstream::{CredentialSource, ServerUrl, UpstreamEndpointsConfig};
@@ -43,8 +45,18 @@ pub struct ServeArguments {
     /// authorizes each scrape [default: none]
     #[arg(long, value_name = "MODE")]
     metrics_auth: Option<String>,
-    #[command(flatten)]
-    tls: TlsArguments,
+    /// Certificate chain of the TCP listeners, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Key of that certificate, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Serve TLS with a self-signed certificate, created at start
+    #[arg(long, conflicts_with = "tls_cert")]
+    tls_self_signed: bool,
+    /// Write that certificate to this file, for clients to trust
+    #[arg(long, value_name = "FILE", requires = "tls_self_signed")]
+    tls_self_signed_out: Option<PathBuf>,
     /// Authentication: "none" treats every caller as the proxy's own identity, on loopback and unix sockets only;
     /// "delegated" lets the apiserver authenticate and authorize each caller [default: none]
     #[arg(long, value_name = "MODE")]
@@ -74,23 +86,6 @@ pub struct ServeArguments {
     /// For debugging: allow core dumps and debuggers, which can read tokens and Secrets from memory
     #[arg(long)]
     allow_core_dumps: bool,
-}
-
-#[derive(Clone, Debug, Default, clap::Args)]
-#[expect(clippy::struct_field_names, reason = "flags are called like this")]
-struct TlsArguments {
-    /// Certificate chain of the TCP listeners, PEM
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
-    tls_cert: Option<PathBuf>,
-    /// Key of that certificate, PEM
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    tls_key: Option<PathBuf>,
-    /// Serve TLS with a self-signed certificate, created at start
-    #[arg(long, conflicts_with = "tls_cert")]
-    tls_self_signed: bool,
-    /// Write that certificate to this file, for clients to trust
-    #[arg(long, value_name = "FILE", requires = "tls_self_signed")]
-    tls_self_signed_out: Option<PathBuf>,
 }
 
 impl ServeArguments {
@@ -143,8 +138,7 @@ impl ServeArguments {
         let kubeconfig = self
             .kubeconfig
             .and_then(|named| problems.check("--kubeconfig (KUBECONFIG)", kubeconfig::one_kubeconfig(named))?);
-        let TlsArguments { tls_cert, tls_key, tls_self_signed, tls_self_signed_out } = self.tls;
-        if tls_cert.is_some() || tls_self_signed {
+        if self.tls_cert.is_some() || self.tls_self_signed {
             file.tls = TlsSection::default();
         }
         let flags = [
@@ -154,10 +148,10 @@ impl ServeArguments {
             ("healthzBindAddress", to_value(self.healthz_bind_address)),
             ("metricsBindAddress", to_value(self.metrics_bind_address)),
             ("metrics.auth", to_value(self.metrics_auth)),
-            ("tls.certificate", to_value(tls_cert)),
-            ("tls.key", to_value(tls_key)),
-            ("tls.selfSigned", to_value(tls_self_signed.then_some(true))),
-            ("tls.selfSignedOut", to_value(tls_self_signed_out)),
+            ("tls.certificate", to_value(self.tls_cert)),
+            ("tls.key", to_value(self.tls_key)),
+            ("tls.selfSigned", to_value(self.tls_self_signed.then_some(true))),
+            ("tls.selfSignedOut", to_value(self.tls_self_signed_out)),
             ("auth", to_value(self.auth)),
             ("delegated.clientCA", to_value(self.client_ca)),
             ("delegated.impersonator", to_value(self.impersonator_kubeconfig)),
@@ -192,11 +186,12 @@ pub(super) fn convert(
 ) -> ServeSettings {
     let memory = file.memory();
     let (mut serve, cache) = (file.serve(&memory), file.cache(&memory));
-    serve.filter.listeners = parse_addresses(FILTERED_LISTENERS, &file.reads.filter.listeners, problems);
-    serve.reduced.callers.listeners = parse_addresses(REDUCED_LISTENERS, &file.reads.drop.listeners, problems);
+    serve.filter.listeners = parse_all(FILTERED_LISTENERS, &file.reads.filter.listeners, problems);
+    serve.reduced.callers.listeners = parse_all(REDUCED_LISTENERS, &file.reads.drop.listeners, problems);
     let (reflect, connections) = (file.reflect(), file.connections());
     let log = file.log(problems);
-    let listen = parse_listen_addresses(file.listen, problems);
+    let listen = if file.listen.is_empty() { Configuration::default().listen } else { file.listen };
+    let listen = parse_all("listen", &listen, problems);
     let admin = parse_admin_address("admin", &file.admin, problems);
     let tls = file.tls.source("tls", problems);
     let delegated = DelegatedAuthKeys::from(file.delegated);
@@ -204,7 +199,7 @@ pub(super) fn convert(
         problems.add(format!("node: {name:?} is not a node name (expected a DNS subdomain)"));
     }
     ServeSettings {
-        allowed_origins: parse_origins(&file.allowed_origins, problems),
+        allowed_origins: parse_all("allowedOrigins", &file.allowed_origins, problems),
         upstream: file.upstream.kubeconfig.map_or_else(kubeconfig::default_source, CredentialSource::File),
         endpoints: parse_servers(&file.upstream.servers, problems),
         listen,
@@ -251,12 +246,7 @@ fn parse_servers(named: &[String], problems: &mut ConfigProblems) -> UpstreamEnd
     UpstreamEndpointsConfig { servers, ..UpstreamEndpointsConfig::default() }
 }
 
-fn parse_listen_addresses(named: Vec<String>, problems: &mut ConfigProblems) -> Vec<ListenAddress> {
-    let named = if named.is_empty() { Configuration::default().listen } else { named };
-    parse_addresses("listen", &named, problems)
-}
-
-fn parse_addresses(key: &str, named: &[String], problems: &mut ConfigProblems) -> Vec<ListenAddress> {
+fn parse_all<T: FromStr<Err: Display>>(key: &str, named: &[String], problems: &mut ConfigProblems) -> Vec<T> {
     named.iter().filter_map(|text| problems.check(key, text.parse())).collect()
 }
 
@@ -276,10 +266,6 @@ fn parse_tcp_address(key: &str, text: &str, problems: &mut ConfigProblems) -> Op
             None
         }
     }
-}
-
-fn parse_origins(named: &[String], problems: &mut ConfigProblems) -> Vec<WebOrigin> {
-    named.iter().filter_map(|text| problems.check("allowedOrigins", text.parse())).collect()
 }
 
 fn audit_destination(path: String) -> AuditDestination {

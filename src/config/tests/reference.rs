@@ -188,8 +188,11 @@ fn grouped(number: &Value) -> String {
 
 fn row(key: &ConfigKey) -> String {
     let schema = &key.schema;
+    let words = schema["enum"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let words: Vec<_> = words.map(|word| format!("`{word}`")).collect();
     let kind =
         key.attribute("x-type").unwrap_or_else(|| match schema["type"].as_str().or(schema["type"][0].as_str()) {
+            _ if !words.is_empty() => "word",
             Some("string") if schema["format"] == "duration" => "duration",
             Some("string") => "path",
             Some("boolean") => "bool",
@@ -202,7 +205,7 @@ fn row(key: &ConfigKey) -> String {
     };
     let default = key.attribute("x-default").map_or(stated, str::to_owned);
     let within = match &schema["maximum"] {
-        Value::Null => String::new(),
+        Value::Null => words.join(", "),
         max => format!("{} to {}", grouped(&schema["minimum"]), grouped(max)),
     };
     let bounds = key.attribute("x-bounds").map_or(within, str::to_owned);
