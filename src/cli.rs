@@ -176,7 +176,10 @@ impl ProgramName {
         // Before anything is bound, because the limit bounds the connections that a listener accepts.
         app::raise_open_files();
         match inherited {
-            Ok(inherited) => self.block_on(self.run(config, inherited, (arguments, log_level))),
+            Ok(inherited) => self.block_on(async {
+                let ended = self.run(config, inherited, (arguments, log_level)).await;
+                ended.map_or_else(|code| code, |()| ExitCode::SUCCESS)
+            }),
             Err(error) => self.fail(EX_CONFIG, &format!("LISTEN_FDS: {error}")),
         }
     }
@@ -186,32 +189,21 @@ impl ProgramName {
         config: ServeSettings,
         inherited: InheritedSockets,
         (arguments, log_level): (ServeArguments, SetLogLevelFn),
-    ) -> ExitCode {
-        let mut bound = match BoundApp::bind_with(config, inherited).await {
-            Ok(bound) => bound,
-            Err(error @ StartError::Bind { .. }) => return self.fail(1, &error),
-            Err(error) => return self.fail(EX_CONFIG, &error),
-        };
-        let signals = match ShutdownSignals::listen() {
-            Ok(signals) => signals,
-            Err(error) => return self.fail(1, &error),
-        };
-        let sighup = match signal(SignalKind::hangup()) {
-            Ok(sighup) => sighup,
-            Err(error) => return self.fail(1, &error),
-        };
-        if let Err(error) = bound.reload(ConfigReloadSources { arguments, sighup, log_level }) {
-            return self.fail(EX_CONFIG, &error);
-        }
+    ) -> Result<(), ExitCode> {
+        let mut bound = BoundApp::bind_with(config, inherited).await.map_err(|error| {
+            let is_address = matches!(error, StartError::Bind { .. });
+            self.fail(if is_address { 1 } else { EX_CONFIG }, &error)
+        })?;
+        let signals = ShutdownSignals::listen().map_err(|error| self.fail(1, &error))?;
+        let sighup = signal(SignalKind::hangup()).map_err(|error| self.fail(1, &error))?;
+        let sources = ConfigReloadSources { arguments, sighup, log_level };
+        bound.reload(sources).map_err(|error| self.fail(EX_CONFIG, &error))?;
         self.print(&address_lines(&bound));
-        match bound.run(signals.next(), signals.next()).await {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(lost) => {
-                // Written by the log thread: a write to an unread stderr would block, and the process must end.
-                tracing::error!(error = %lost, "proxy exited after a panic (a bug: please report it)");
-                ExitCode::from(EX_SOFTWARE)
-            }
-        }
+        bound.run(signals.next(), signals.next()).await.map_err(|lost| {
+            // Written by the log thread: a write to an unread stderr would block, and the process must end.
+            tracing::error!(error = %lost, "proxy exited after a panic (a bug: please report it)");
+            ExitCode::from(EX_SOFTWARE)
+        })
     }
 }
 

@@ -7,19 +7,17 @@ mod certificates;
 mod permissions;
 mod reviews;
 mod sizes;
-mod upstream_facts;
 
 pub use certificates::{CertificateFile, certificates};
 pub use permissions::{PermissionNeeds, permissions};
 pub use reviews::{ReviewRates, ReviewSettings, ReviewedLoad, review_cost};
 pub use sizes::{cost, sizes};
-pub use upstream_facts::identity;
 
 use std::fmt::Display;
 
 use serde::Serialize;
 
-use crate::upstream::UpstreamError;
+use crate::upstream::{KubernetesRelease, UpstreamClient, UpstreamError};
 use kubeapi::Gvr;
 
 /// A resource that the proxy must or can cache.
@@ -91,5 +89,58 @@ impl CheckOutcome {
             Self::Failed => "FAILED",
             Self::Unknown => "?",
         }
+    }
+}
+
+const UPSTREAM: &str = "upstream";
+/// The first release that streams lists by default and serves older pages from its own cache.
+const STREAMS_LISTS: KubernetesRelease = KubernetesRelease { major: 1, minor: 34 };
+/// The first release that is supported: it has aggregated discovery of `apidiscovery.k8s.io/v2`.
+const SUPPORTED_SINCE: KubernetesRelease = KubernetesRelease { major: 1, minor: 30 };
+
+/// Reports the release of the apiserver, and the user that it authenticates the proxy as. Also returns whether the
+/// apiserver responds and accepts the credentials. If not, every other check would fail the same way.
+pub async fn identity(client: &UpstreamClient) -> (Vec<CheckFinding>, bool) {
+    let url = client.server_url();
+    let mut findings = Vec::new();
+    match client.release().await {
+        Ok(release) => findings.push(of_release(&url, release)),
+        Err(error) if error.code().is_none_or(|code| code == 401) => {
+            return (vec![CheckFinding::request_failed(UPSTREAM, &url, &error)], false);
+        }
+        Err(error) => findings.push(CheckFinding::request_failed(UPSTREAM, format!("{url}: /version"), &error)),
+    }
+    let is_usable = match client.own_user().await {
+        Ok(user) => {
+            findings.push(CheckFinding::ok(UPSTREAM, format!("authenticated as {}", user.name)));
+            true
+        }
+        // A server before 1.28 has no such review, and a cluster may not allow it.
+        Err(error) if matches!(error.code(), Some(403 | 404)) => {
+            findings.push(CheckFinding::warning(
+                UPSTREAM,
+                format!("cannot determine the user that the proxy is authenticated as: {error}"),
+            ));
+            true
+        }
+        Err(error) => {
+            findings.push(CheckFinding::request_failed(UPSTREAM, "cannot determine the proxy's user", &error));
+            error.code().is_some_and(|code| code != 401)
+        }
+    };
+    (findings, is_usable)
+}
+
+fn of_release(url: &str, release: KubernetesRelease) -> CheckFinding {
+    let named = format!("kube-apiserver {}.{} at {url}", release.major, release.minor);
+    if release < SUPPORTED_SINCE {
+        CheckFinding::failed(UPSTREAM, format!("{named} is older than 1.30, the oldest supported release"))
+    } else if release < STREAMS_LISTS {
+        let message = format!(
+            "{named} may not stream lists (WatchList, on by default since 1.34): the proxy reads lists in pages"
+        );
+        CheckFinding::warning(UPSTREAM, message)
+    } else {
+        CheckFinding::ok(UPSTREAM, named)
     }
 }

@@ -1,4 +1,4 @@
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::pki_types::CertificateDer;
@@ -23,32 +23,22 @@ const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
 
 /// Reads each file and reports how long its certificates are valid.
 pub fn certificates(files: &[CertificateFile], now: SystemTime) -> Vec<CheckFinding> {
-    files.iter().flat_map(|file| of_file(file, now)).collect()
-}
-
-fn of_file(file: &CertificateFile, now: SystemTime) -> Vec<CheckFinding> {
-    let named = format!("{}: {}", file.key, file.path.display());
-    match read(&file.path) {
-        Err(why) => vec![CheckFinding::failed(AREA, format!("{named}: {why}"))],
-        Ok(chain) if chain.is_empty() => vec![CheckFinding::failed(
-            AREA,
-            format!("{named}: no certificate found (expected a PEM block \"CERTIFICATE\")"),
-        )],
-        Ok(chain) => check(file, &named, &chain, now),
-    }
-}
-
-fn read(path: &Path) -> Result<Vec<Vec<u8>>, String> {
-    let pem = std::fs::read(path).map_err(|error| error.to_string())?;
-    let all = CertificateDer::pem_slice_iter(&pem).map(|der| der.map(|der| der.to_vec()));
-    all.collect::<Result<_, _>>().map_err(|error| error.to_string())
-}
-
-fn check(file: &CertificateFile, named: &str, chain: &[Vec<u8>], now: SystemTime) -> Vec<CheckFinding> {
-    let parsed: Result<Vec<_>, _> = chain.iter().map(|der| X509Certificate::from_der(der).map(|(_, it)| it)).collect();
-    let Ok(parsed) = parsed else {
-        return vec![CheckFinding::failed(AREA, format!("{named}: cannot parse the certificate"))];
+    let of_file = |file: &CertificateFile| {
+        let named = format!("{}: {}", file.key, file.path.display());
+        check(file, &named, now).unwrap_or_else(|why| vec![CheckFinding::failed(AREA, format!("{named}: {why}"))])
     };
+    files.iter().flat_map(of_file).collect()
+}
+
+fn check(file: &CertificateFile, named: &str, now: SystemTime) -> Result<Vec<CheckFinding>, String> {
+    let pem = std::fs::read(&file.path).map_err(|error| error.to_string())?;
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+    let chain = chain.map_err(|error| error.to_string())?;
+    if chain.is_empty() {
+        return Err("no certificate found (expected a PEM block \"CERTIFICATE\")".to_owned());
+    }
+    let parsed: Result<Vec<_>, _> = chain.iter().map(|der| X509Certificate::from_der(der).map(|(_, it)| it)).collect();
+    let parsed = parsed.map_err(|_| "cannot parse the certificate")?;
     let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = i64::try_from(seconds).unwrap_or(i64::MAX);
     let soon = i64::try_from(SOON.as_secs()).unwrap_or(i64::MAX);
@@ -78,7 +68,7 @@ fn check(file: &CertificateFile, named: &str, chain: &[Vec<u8>], now: SystemTime
         }
         findings.extend(parsed.first().map(|first| names(named, first)));
     }
-    findings
+    Ok(findings)
 }
 
 /// Reports the names in the server certificate.

@@ -212,32 +212,29 @@ fn grouped(missing: Vec<RequiredPermission>) -> Vec<CheckFinding> {
     for ((target, effect), mut verbs) in by_target {
         verbs.sort_unstable();
         let may_not = format!("the proxy may not {} {}", verbs.join(" and "), target.name());
-        let text = match effect {
+        let failed = |effect: &str| CheckFinding::failed(AREA, format!("{may_not}{effect}"));
+        let warning = |effect: &str| CheckFinding::warning(AREA, format!("{may_not}{effect}"));
+        let finding = match effect {
             MissingPermission::Forwarded => {
                 forwarded.push(target.name());
                 continue;
             }
-            MissingPermission::Named => ", which the configuration requires",
-            MissingPermission::CallersUnknown => ": callers cannot be authenticated",
-            MissingPermission::ScrapesRefused => ": scrapes cannot be authenticated (metrics.auth)",
-            MissingPermission::RevocationLate => ": a revoked permission ends open watches after 75 s instead of 5 s",
-            MissingPermission::DefinitionsUnknown => {
-                ": custom resources and aggregated APIs are forwarded, or discovered late"
+            MissingPermission::Named => failed(", which the configuration requires"),
+            MissingPermission::CallersUnknown => failed(": callers cannot be authenticated"),
+            MissingPermission::ScrapesRefused => failed(": scrapes cannot be authenticated (metrics.auth)"),
+            MissingPermission::RevocationLate => {
+                warning(": a revoked permission ends open watches after 75 s instead of 5 s")
             }
-            MissingPermission::TokensReviewed => ": the apiserver reviews tokens in spite of delegated.identify",
+            MissingPermission::DefinitionsUnknown => {
+                warning(": custom resources and aggregated APIs are forwarded, or discovered late")
+            }
+            MissingPermission::TokensReviewed => {
+                warning(": the apiserver reviews tokens in spite of delegated.identify")
+            }
             MissingPermission::NotImpersonated => {
-                " with delegated.impersonator: requests of certificate holders are not forwarded"
+                failed(" with delegated.impersonator: requests of certificate holders are not forwarded")
             }
         };
-        let is_warning = matches!(
-            effect,
-            MissingPermission::RevocationLate
-                | MissingPermission::DefinitionsUnknown
-                | MissingPermission::TokensReviewed
-        );
-        let message = format!("{may_not}{text}");
-        let finding =
-            if is_warning { CheckFinding::warning(AREA, message) } else { CheckFinding::failed(AREA, message) };
         findings.push(finding.with_remedy(rule(&target, &verbs)));
     }
     if !forwarded.is_empty() {
