@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use self::listener::{ApiDefinitionWatcher, ApiDefinitionWatcherEvent};
-use self::schedule::{DefinitionWatchCoverage, DiscoverySchedule, PostChangeChecks};
+use self::schedule::{DefinitionWatchCoverage, DiscoverySchedule, next_recheck};
 use super::refused_read_retrier::RefusedReadRetrier;
 use crate::serve::feed_spec;
 use crate::upstream::{ApiDefinitionKind, PerApiDefinitionKind, UpstreamError};
@@ -64,7 +64,7 @@ impl DiscoveryLoop {
             mode = self.mode,
             upstream = client.server_url(),
             upstream_version,
-            resources = catalog.len(),
+            resources = catalog.all().len(),
             "discovered upstream's API resources"
         );
         starting.set_reason(|| Some("waiting for the feeds of CustomResourceDefinitions and APIServices".to_owned()));
@@ -90,51 +90,52 @@ impl DiscoveryLoop {
             let listener = ApiDefinitionWatcher { from, retrier, messages, retry_after: self.retry_after };
             self.tasks.spawn_critical("definitions", listener.run());
         }
-        let mut states = ApiDefinitionWatcherStates::default();
+        let mut listening = Listening::default();
         // A timeout is not an error: without listeners, upstream is polled.
         let _ = timeout(LISTENING_MAX, async {
-            while !states.have_all_reported() {
-                states.record(messages.recv().await);
+            while ApiDefinitionKind::ALL.iter().any(|from| listening.get(*from).is_none()) {
+                if let Some((from, event)) = messages.recv().await {
+                    record(&mut listening, from, event);
+                }
             }
         })
         .await;
         let requested = Instant::now();
         let is_success = self.refresh(true).await;
         let mut schedule = DiscoverySchedule::new(requested, Instant::now());
-        schedule.set_coverage(self.coverage(is_success, &states));
+        schedule.set_coverage(self.coverage(is_success, &listening));
         drop(starting);
-        let mut checks = PostChangeChecks::default();
+        // When the catalog changed, and when the feeds were last compared with it.
+        let (mut changed, mut compared) = (None, Instant::now());
         loop {
             tokio::select! {
                 biased;
-                message = messages.recv() => {
+                Some((from, event)) = messages.recv() => {
                     let now = Instant::now();
-                    match states.record(message) {
-                        Some(DiscoveryAction::Rediscover) => schedule.change(now),
-                        Some(DiscoveryAction::CompareFeeds) => {
-                            let resources = self.retrier.catalog.len();
-                            tracing::info!(resources, "upstream's API resources changed");
-                            self.retrier.feeds.clear_refusals();
-                            self.retire_outdated();
-                            checks.change(now);
-                        }
-                        None => {}
+                    if event == ApiDefinitionWatcherEvent::Changed {
+                        let resources = self.retrier.catalog.all().len();
+                        tracing::info!(resources, "upstream's API resources changed");
+                        self.retrier.feeds.clear_refusals();
+                        self.retire_outdated();
+                        (changed, compared) = (Some(now), now);
+                    } else if record(&mut listening, from, event) {
+                        schedule.change(now);
                     }
-                    if !states.are_all_listening() {
-                        schedule.set_coverage(self.coverage(true, &states));
+                    if !are_all_listening(&listening) {
+                        schedule.set_coverage(self.coverage(true, &listening));
                     }
                 }
-                () = sleep_until_opt(checks.due()) => {
+                () = sleep_until_opt(next_recheck(changed, compared)) => {
                     // A feed may have been requested before upstream served the resource that its definition declares.
                     self.retrier.feeds.clear_not_found();
                     self.retire_outdated();
-                    checks.passed(Instant::now());
+                    compared = Instant::now();
                 }
                 () = sleep_until(schedule.due()) => {
                     let requested = Instant::now();
                     let is_success = self.refresh(schedule.has_pending_change()).await;
                     schedule.refresh(requested, Instant::now());
-                    schedule.set_coverage(self.coverage(is_success, &states));
+                    schedule.set_coverage(self.coverage(is_success, &listening));
                 }
             }
         }
@@ -145,7 +146,7 @@ impl DiscoveryLoop {
         let RefusedReadRetrier { catalog, feeds, .. } = &self.retrier;
         match catalog.refresh(Instant::now()).await {
             Ok(true) => {
-                tracing::info!(resources = catalog.len(), "upstream's API resources changed");
+                tracing::info!(resources = catalog.all().len(), "upstream's API resources changed");
                 feeds.clear_refusals();
             }
             // The catalog may already have the change from a refresh for a request. Or discovery listed the resource
@@ -162,10 +163,10 @@ impl DiscoveryLoop {
     }
 
     /// Returns how completely changes are observed from now on.
-    fn coverage(&self, is_success: bool, states: &ApiDefinitionWatcherStates) -> DefinitionWatchCoverage {
+    fn coverage(&self, is_success: bool, listening: &Listening) -> DefinitionWatchCoverage {
         let catalog = &self.retrier.catalog;
         let reads = catalog.reads();
-        match (is_success, states.are_all_listening(), reads.definitions || reads.services) {
+        match (is_success, are_all_listening(listening), reads.definitions || reads.services) {
             (false, ..) | (true, false, true) => DefinitionWatchCoverage::Part,
             (true, true, _) => DefinitionWatchCoverage::All,
             (true, false, false) => DefinitionWatchCoverage::Nothing { retry_after: catalog.refused_until() },
@@ -191,40 +192,20 @@ impl DiscoveryLoop {
     }
 }
 
-/// The last state of each listener.
-#[derive(Debug, Default)]
-struct ApiDefinitionWatcherStates(PerApiDefinitionKind<Option<ApiDefinitionWatcherEvent>>);
+/// Whether each listener observes all changes; `None` before its first report.
+type Listening = PerApiDefinitionKind<Option<bool>>;
 
-/// The reaction to a listener's message.
-#[derive(Debug, PartialEq, Eq)]
-enum DiscoveryAction {
-    /// Refresh the catalog, because upstream's resources may have changed.
-    Rediscover,
-    /// Compare the feeds with the catalog, which has changed.
-    CompareFeeds,
+/// Records a listener's state. Returns whether upstream's resources may have changed, so that they must be requested.
+fn record(listening: &mut Listening, from: ApiDefinitionKind, event: ApiDefinitionWatcherEvent) -> bool {
+    let is_listening = match event {
+        ApiDefinitionWatcherEvent::Changed => return false,
+        ApiDefinitionWatcherEvent::Unparsable => return true,
+        ApiDefinitionWatcherEvent::Listening => true,
+        ApiDefinitionWatcherEvent::Disconnected => false,
+    };
+    listening.get_mut(from).replace(is_listening) != Some(is_listening) && is_listening
 }
 
-impl ApiDefinitionWatcherStates {
-    fn record(&mut self, message: Option<(ApiDefinitionKind, ApiDefinitionWatcherEvent)>) -> Option<DiscoveryAction> {
-        let (from, message) = message?;
-        let last = self.0.get_mut(from);
-        match message {
-            ApiDefinitionWatcherEvent::Changed => Some(DiscoveryAction::CompareFeeds),
-            ApiDefinitionWatcherEvent::Unparsable => Some(DiscoveryAction::Rediscover),
-            ApiDefinitionWatcherEvent::Listening | ApiDefinitionWatcherEvent::Disconnected => {
-                let is_new = last.replace(message) != Some(message) && message == ApiDefinitionWatcherEvent::Listening;
-                is_new.then_some(DiscoveryAction::Rediscover)
-            }
-        }
-    }
-
-    /// Whether every discovery listener has reported.
-    fn have_all_reported(&self) -> bool {
-        ApiDefinitionKind::ALL.iter().all(|from| self.0.get(*from).is_some())
-    }
-
-    /// Whether every discovery listener observes all changes.
-    fn are_all_listening(&self) -> bool {
-        ApiDefinitionKind::ALL.iter().all(|from| *self.0.get(*from) == Some(ApiDefinitionWatcherEvent::Listening))
-    }
+fn are_all_listening(listening: &Listening) -> bool {
+    ApiDefinitionKind::ALL.iter().all(|from| *listening.get(*from) == Some(true))
 }

@@ -161,7 +161,11 @@ impl RbacWatcher {
                         true
                     }
                 };
-                frames.drain(..).for_each(|frame| self.apply(&frame));
+                for frame in frames.drain(..) {
+                    if self.authorizer.apply_policy_change(self.kind, self.decode(&frame)) {
+                        self.retrier.changed();
+                    }
+                }
             }
             // Changes may have been missed.
             self.set_stale(Instant::now());
@@ -193,12 +197,6 @@ impl RbacWatcher {
         self.retrier.changed();
         self.authorizer.load_policy(self.kind, objects);
         Some(cursor)
-    }
-
-    fn apply(&self, frame: &Bytes) {
-        if self.authorizer.apply_policy_change(self.kind, self.decode(frame)) {
-            self.retrier.changed();
-        }
     }
 
     /// Decodes an event; returns `None` if that is not possible.

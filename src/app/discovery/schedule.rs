@@ -38,7 +38,7 @@ pub(super) enum DefinitionWatchCoverage {
 }
 
 /// The delays from the last change to two further discovery requests, which find changes that upstream's discovery
-/// serves late.
+/// serves late, and to comparisons of feeds with the catalog, which send no requests.
 const RECHECK_DELAYS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 /// The minimum time between a discovery response and the next request, however many changes there are. It is also at
 /// least `SPACING_TIMES` as long as the response took, so that a slow upstream receives fewer requests.
@@ -54,26 +54,9 @@ const PERIOD_OF_BUILT_INS: Duration = Duration::from_secs(60 * 60);
 /// The maximum fraction of a period by which the random jitter shortens it.
 const EARLIER: f64 = 0.2;
 
-/// The times at which feeds are compared with the catalog again after a change. Upstream may apply a change later than
-/// the proxy observes it. A comparison sends no requests to upstream.
-#[derive(Debug, Default)]
-pub(super) struct PostChangeChecks {
-    left: Vec<Instant>,
-}
-
-impl PostChangeChecks {
-    pub(super) fn change(&mut self, now: Instant) {
-        self.left = RECHECK_DELAYS.iter().rev().map(|after| now + *after).collect();
-    }
-
-    pub(super) fn due(&self) -> Option<Instant> {
-        self.left.last().copied()
-    }
-
-    /// Removes the comparisons that were due by `now`.
-    pub(super) fn passed(&mut self, now: Instant) {
-        self.left.retain(|due| *due > now);
-    }
+/// Returns the first recheck after the last change, at `changed`, that is later than `done`.
+pub(super) fn next_recheck(changed: Option<Instant>, done: Instant) -> Option<Instant> {
+    changed.and_then(|at| RECHECK_DELAYS.iter().map(|after| at + *after).find(|at| *at > done))
 }
 
 impl DiscoverySchedule {
@@ -121,9 +104,7 @@ impl DiscoverySchedule {
 
     fn change_due(&self) -> Option<Instant> {
         let soon = self.pending.map(|at| at + REACTION_DELAY);
-        let later =
-            self.changed.and_then(|at| RECHECK_DELAYS.iter().map(|after| at + *after).find(|at| *at > self.sent));
-        soon.into_iter().chain(later).min()
+        soon.into_iter().chain(next_recheck(self.changed, self.sent)).min()
     }
 }
 
@@ -189,14 +170,13 @@ mod tests {
     #[test]
     fn discovery_is_rechecked_one_and_three_seconds_after_change() {
         let now = Instant::now();
-        let mut checks = PostChangeChecks::default();
-        assert_eq!(checks.due(), None);
-        checks.change(now);
+        assert_eq!(next_recheck(None, now), None);
+        let mut done = now;
         for after in RECHECK_DELAYS {
-            assert_eq!(checks.due(), Some(now + after));
-            checks.passed(now + after);
+            assert_eq!(next_recheck(Some(now), done), Some(now + after));
+            done = now + after;
         }
-        assert_eq!(checks.due(), None);
+        assert_eq!(next_recheck(Some(now), done), None);
     }
 
     #[test]
