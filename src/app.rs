@@ -6,14 +6,12 @@
 //! Long-running functions return boxed futures, so that they are compiled once, with this crate. An `async fn`, and the
 //! whole proxy with it, would be compiled again in each binary that calls it.
 
-mod certificates;
 pub mod check;
 mod discovery;
 pub mod health;
 mod identity;
 mod metrics;
 mod ops;
-mod page_access;
 mod policy;
 mod preload;
 mod process_limits;
@@ -29,8 +27,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 
-use self::certificates::ListenerCertificates;
-use self::identity::Authorizers;
+use self::identity::ListenerCertificates;
 pub use self::metrics::log_panics;
 pub use self::process_limits::{disable_core_dumps, raise_open_files, run_plugin};
 use self::refused_read_retrier::RefusedReadRetrier;
@@ -46,8 +43,8 @@ use crate::net::{self, ListenAddress, Listener, ListenerTls, TlsError};
 use crate::reflect::{self, ReflectorSupervisor};
 use crate::serve::{self, ActiveWatches, AuditLog, ConcurrencyLimits, HttpFrontend, ServeComponents, SlowReaderReaper};
 use crate::upstream::{
-    self, CredentialError, CredentialNames, DocumentRefusalBackoff, ResourceCatalog, UpstreamClient,
-    UpstreamCostTotals, UpstreamEndpoints,
+    self, CredentialError, DocumentRefusalBackoff, ResourceCatalog, UpstreamClient, UpstreamCostTotals,
+    UpstreamEndpoints,
 };
 use crate::wire;
 use base::{
@@ -60,7 +57,6 @@ pub struct BoundApp {
     ops: ops::OpsListeners,
     frontend: Arc<HttpFrontend>,
     authorizer: Authorizer,
-    feeds: FeedRegistry,
     retrier: RefusedReadRetrier,
     tasks: BackgroundTasks,
     drain: (DrainTrigger, DrainWatch),
@@ -134,27 +130,25 @@ impl BoundApp {
         let costs = UpstreamCostTotals::default();
         let endpoints = UpstreamEndpoints::new(config.endpoints.clone());
         let tasks = BackgroundTasks::with_cores(CoreRuntimes::matching_runtime().map_err(StartError::Threads)?);
-        let names = CredentialNames::OWN;
-        let client = UpstreamClient::connect_to(&config.upstream, names, endpoints, costs.clone(), tasks.clone())?;
+        let client = UpstreamClient::connect_to(&config.upstream, endpoints, costs.clone(), tasks.clone())?;
         let certificates = ListenerCertificates::of(config)?;
         let listeners = listeners(config, inherited, certificates.listeners.as_ref())?;
         let ready = ReadinessTracker::new();
         let (feeds, demands) = FeedRegistry::new(config.cache.clone());
         let (settings, active_watches, heartbeat) =
             (ReloadableSettings::new(config), ActiveWatches::default(), RuntimeHeartbeat::default());
-        let authorizers = Authorizers::of(config, &client, &tasks)?;
-        let authorizer = authorizers.clients;
+        let (authorizer, scrapes) = identity::authorizers(config, &client, &tasks)?;
         let pages = exporter.map(|exporter| AdminPages {
             ready: ready.clone(),
             heartbeat: heartbeat.clone(),
             feeds: feeds.clone(),
-            costs: ops::cost_reader(costs.clone()),
+            costs: ops::cost_reader(costs),
             config: settings.reader(),
-            private: page_access::private_pages(authorizer.clone(), &settings, active_watches.clone()),
+            private: ops::private_pages(authorizer.clone(), &settings, active_watches.clone()),
             exporter,
         });
         let health = HealthPages { ready: ready.clone(), heartbeat: heartbeat.clone() };
-        let metrics = (page_access::metrics_readers(authorizers.scrapes, &settings), certificates.of_metrics(config));
+        let metrics = (ops::metrics_readers(scrapes, &settings), certificates.of_metrics(config));
         let ops = ops::OpsListeners::bind(config, pages, health, metrics, &settings.ops_browsers)?;
         certificates.watch(config.file_check_interval, &tasks);
         spawn_upstream_tasks(config, &client, &tasks);
@@ -163,7 +157,7 @@ impl BoundApp {
         let supervisor =
             ReflectorSupervisor::new(client.clone(), feeds.clone(), settings.reflect.clone(), tasks.clone());
         tasks.spawn_critical("supervisor", supervisor.run(demands));
-        let forwarder = identity::forwarder(config, &client, &costs, &tasks)?;
+        let forwarder = identity::forwarder(config, &client, &tasks)?;
         let (audit, audit_tasks) = audit(config)?;
         let frontend = HttpFrontend::new(ServeComponents {
             client,
@@ -186,7 +180,6 @@ impl BoundApp {
             ops,
             frontend: Arc::new(frontend),
             authorizer,
-            feeds,
             retrier,
             tasks,
             drain,
@@ -226,7 +219,7 @@ impl BoundApp {
     }
 
     pub fn feeds(&self) -> &FeedRegistry {
-        &self.feeds
+        &self.retrier.feeds
     }
 
     /// Serves until `shutdown` completes, then drains. In a drain, readiness fails first, and the open watches end
@@ -253,41 +246,22 @@ impl BoundApp {
     }
 
     async fn run_until(self, mut shutdown: BoxFuture<'_, ()>, abort: BoxFuture<'_, ()>) -> Result<(), TaskPanicError> {
-        let Self {
-            listeners,
-            ops,
-            frontend,
-            authorizer,
-            feeds,
-            retrier,
-            tasks,
-            drain: (trigger, watch),
-            ready,
-            audit_tasks,
-            settings,
-            reload_sources,
-            heartbeat,
-        } = self;
+        let (settings, tasks, ready, retrier) = (self.settings, self.tasks, self.ready, self.retrier);
         let starting = ready.register("discovery");
         // The process stays unready while its identity may not create the reviews that every request needs.
+        let authorizer = self.authorizer;
         if let Some(watching) = authorizer.track_readiness(&ready) {
             tasks.spawn_critical("review permissions", watching);
         }
         let config = settings.running.get();
         let (retry_after, linger) = (config.cache.refused.first, config.reflect.idle_max.min(policy::LINGER_MAX));
-        let preload = preload::FeedPreload {
-            running: settings.running.clone(),
-            ready: ready.clone(),
-            catalog: retrier.catalog.clone(),
-            feeds: feeds.clone(),
-            tasks: tasks.clone(),
-        };
+        let (running, catalog, feeds) = (settings.running.clone(), retrier.catalog.clone(), retrier.feeds.clone());
+        let preload =
+            preload::FeedPreload { running, ready: ready.clone(), catalog, feeds: feeds.clone(), tasks: tasks.clone() };
         let discovery = discovery::DiscoveryLoop { retrier, tasks: tasks.clone(), retry_after, mode: mode(&config) };
-        if let Some(reload_sources) = reload_sources {
-            tasks.spawn_critical(
-                "configuration",
-                settings.clone().run(reload_sources, Arc::downgrade(&frontend), feeds),
-            );
+        if let Some(reload_sources) = self.reload_sources {
+            let reloading = settings.clone().run(reload_sources, Arc::downgrade(&self.frontend), feeds);
+            tasks.spawn_critical("configuration", reloading);
         }
         tasks.spawn_critical("discovery", async move {
             discovery.wait_for_discovery(&starting).await;
@@ -298,18 +272,19 @@ impl BoundApp {
             discovery.run(starting).await;
         });
         // Metrics and health start before clients can connect: their connections may take all remaining descriptors.
-        let mut ops = ops.start();
-        for (address, listener, tls) in listeners {
-            let frontend = frontend.clone();
+        let mut ops = self.ops.start();
+        let (trigger, watch) = self.drain;
+        for (address, listener, tls) in self.listeners {
+            let frontend = self.frontend.clone();
             let handle = move |peer, request| frontend.clone().handle(peer, &address, request);
             let listener_task =
                 net::serve(listener, tls, settings.connections.clone(), tasks.clone(), watch.clone(), handle);
             tasks.spawn_critical("listener", listener_task);
         }
         drop(watch);
-        drop(frontend);
-        tasks.spawn_on_each("pulse", || heartbeat.beat().map(|never| match never {}));
-        let ended = until_stopped(&mut shutdown, &tasks, &audit_tasks).await;
+        drop(self.frontend);
+        tasks.spawn_on_each("pulse", || self.heartbeat.beat().map(|never| match never {}));
+        let ended = until_stopped(&mut shutdown, &tasks, &self.audit_tasks).await;
         let config = settings.running.get();
         let stopping = ready.register("shutting down");
         tracing::info!(grace = ?config.drain, "draining open connections");
@@ -333,7 +308,7 @@ impl BoundApp {
         };
         tracing::info!(in_time, "drain finished");
         tasks.join().await;
-        audit_tasks.finish(AUDIT_WRITE_MAX).await;
+        self.audit_tasks.finish(AUDIT_WRITE_MAX).await;
         drop(stopping);
         if let Some(ops) = ops {
             ops.stop();

@@ -5,62 +5,49 @@
 //! followed. A request that is not a read is retried only if its server has certainly not processed it. Of several
 //! servers one is used at a time; while it is healthy, no other receives requests.
 
-mod build;
-mod caller_pools;
 mod client;
+mod connector;
 mod cost;
 mod credentials;
-mod dial;
 mod discovery;
 mod endpoints;
 mod error;
 mod forward;
 mod identity_headers;
 mod inflate;
-mod list_page;
 mod metrics;
 mod peer;
-mod plugins;
 mod pool;
 mod readiness;
 mod release;
 mod retryable_request;
 mod review;
-mod runtime;
 mod secrecy;
-mod server_url;
-mod stream_limit;
-mod strict_transport;
 mod transport;
 
-pub use build::{KubernetesRelease, ServerBuild};
 pub(crate) use client::encoding_of;
-pub use client::{CachedDocument, UpstreamClient, UpstreamRequestKind, read_status};
+pub use client::{CachedDocument, JsonListPage, UpstreamClient, UpstreamRequestKind, parse_json, read_status};
+pub use connector::InMemoryUpstream;
 pub use cost::{UpstreamCost, UpstreamCostTotals, UpstreamRequestCause};
-pub use credentials::{CredentialError, CredentialNames, CredentialSource};
-pub use dial::InMemoryUpstream;
+pub use credentials::{CredentialError, CredentialPluginRunner, CredentialSource, run_plugins_by};
 pub use discovery::{
     ApiDefinition, ApiDefinitionKind, DiscoveryFailure, DocumentRefusalBackoff, PerApiDefinitionKind, ResourceCatalog,
     ResourceOrigin, UpstreamResource,
 };
-pub use endpoints::{EndpointTimings, UpstreamEndpoints, UpstreamEndpointsConfig};
+pub use endpoints::{EndpointTimings, ServerUrl, ServerUrlError, UpstreamEndpoints, UpstreamEndpointsConfig};
 pub use error::{UnsendableRequest, UpstreamError};
 pub use forward::{RequestForwarder, strip_hop_by_hop};
 pub use identity_headers::{
     AmbiguousHeaders, CredentialId, RequestIdentity, inspect, is_front_proxy_header, is_impersonation,
 };
-pub use list_page::{JsonListPage, parse_json};
 pub use metrics::describe;
-pub use peer::UpstreamServer;
-pub use plugins::{CredentialPluginRunner, run_plugins_by};
+pub use peer::{KubernetesRelease, ServerBuild, UpstreamServer};
 pub use pool::{ForwardPoolKind, UpstreamResponseBody};
 pub use retryable_request::UpstreamBody;
 pub use review::{
     ACCESS_REVIEWS, AccessReviewResult, ListedObject, METADATA_LIST, ReviewClient, ReviewFuture,
     SELF_SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS, TokenReviewResult,
 };
-pub use server_url::{ServerUrl, ServerUrlError};
-pub use transport::UpstreamCredentialChanges;
 
 /// The maximum size in bytes of a response body that is read as a whole: a page of a LIST, a discovery document, a
 /// Status.

@@ -15,10 +15,7 @@ use crate::preflight::{
     permissions, review_cost, sizes,
 };
 use crate::serve::{CacheCoverage, NotCoveredReason};
-use crate::upstream::{
-    CredentialNames, CredentialSource, ResourceCatalog, UpstreamClient, UpstreamCostTotals, UpstreamEndpoints,
-    UpstreamResource,
-};
+use crate::upstream::{ResourceCatalog, UpstreamClient, UpstreamCostTotals, UpstreamEndpoints, UpstreamResource};
 use base::{BackgroundTasks, WallClock};
 
 /// The output of the `check` command: its text and its verdict.
@@ -66,14 +63,8 @@ async fn findings(config: &ServeSettings, arguments: &CheckArguments) -> Vec<Che
     let mut found = vec![CheckFinding::ok("configuration", "valid")];
     found.extend(of_certificates(config));
     let endpoints = UpstreamEndpoints::new(config.endpoints.clone());
-    let client = UpstreamClient::connect_to(
-        &config.upstream,
-        CredentialNames::OWN,
-        endpoints.clone(),
-        UpstreamCostTotals::default(),
-        BackgroundTasks::new(),
-    );
-    let client = match client {
+    let (costs, tasks) = (UpstreamCostTotals::default(), BackgroundTasks::new());
+    let client = match UpstreamClient::connect_to(&config.upstream, endpoints, costs, tasks) {
         Ok(client) => client,
         Err(error) => {
             found.push(CheckFinding::failed("upstream", error.to_string()));
@@ -87,15 +78,7 @@ async fn findings(config: &ServeSettings, arguments: &CheckArguments) -> Vec<Che
         return found;
     }
     if let Some(path) = &config.delegated.impersonator {
-        let source = CredentialSource::File(path.clone());
-        let impersonator = UpstreamClient::connect_to(
-            &source,
-            CredentialNames::IMPERSONATOR,
-            endpoints,
-            UpstreamCostTotals::default(),
-            BackgroundTasks::new(),
-        );
-        match impersonator {
+        match client.impersonator(path) {
             Ok(client) => found.extend(of_impersonator(&client).await),
             Err(error) => found.push(CheckFinding::failed("rights", format!("delegated.impersonator: {error}"))),
         }

@@ -1,3 +1,6 @@
+//! The admin, health and metrics ports, and who may read their pages. `admin` has the pages.
+
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -8,16 +11,19 @@ use http::header::CONTENT_LENGTH;
 use http::{Method, Request, Version};
 use http_body_util::Full;
 use hyper::body::Body as _;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio_util::sync::CancellationToken;
 
 use super::StartError;
+use super::reload::ReloadableSettings;
 use crate::admin::{
-    AdminPages, AdminResponse, HealthPages, MetricsAccess, MetricsPage, UpstreamCostReader, UpstreamCostRow,
+    AdminPages, AdminResponse, ClientActivityPages, HealthPages, MetricsAccess, MetricsPage, PageAccessCheck,
+    UpstreamCostReader, UpstreamCostRow,
 };
-use crate::auth::CrossOriginCheck;
+use crate::auth::{Authorizer, ClientConnectionInfo, CrossOriginCheck};
 use crate::config::ServeSettings;
 use crate::net::{self, ConnectionLimits, ConnectionPeer, ListenAddress, Listener, ListenerTls, RequestBody};
+use crate::serve::{ActiveWatches, PageAuthorizer};
 use crate::upstream::{UpstreamCost, UpstreamCostTotals, UpstreamRequestCause};
 use base::{BackgroundTasks, DrainTrigger, Reloadable};
 
@@ -190,4 +196,38 @@ impl RunningOpsServer {
             tracing::error!("admin thread panicked; admin, health and metrics ports are closed");
         }
     }
+}
+
+/// Returns the callers that may read metrics: those that upstream allows, or all if there is no `authorizer`.
+pub(super) fn metrics_readers(authorizer: Option<Authorizer>, settings: &ReloadableSettings) -> MetricsAccess {
+    authorizer.map_or_else(
+        || MetricsAccess::Unauthenticated(settings.ops_browsers.clone()),
+        |authorizer| MetricsAccess::Authorized(access_check(authorizer, settings)),
+    )
+}
+
+/// Returns the debug pages, for senders that upstream allows to `get` their paths.
+pub(super) fn private_pages(
+    authorizer: Authorizer,
+    settings: &ReloadableSettings,
+    active_watches: ActiveWatches,
+) -> ClientActivityPages {
+    ClientActivityPages {
+        page: Arc::new(move |name, query| active_watches.page(name, query)),
+        access_check: (!authorizer.is_open()).then(|| access_check(authorizer, settings)),
+    }
+}
+
+/// Decides on the current runtime, which must own the connections to upstream.
+fn access_check(authorizer: Authorizer, settings: &ReloadableSettings) -> PageAccessCheck {
+    let (authorizer, runtime) = (PageAuthorizer::new(authorizer, settings.browsers.clone()), Handle::current());
+    Arc::new(move |peer, path, headers| {
+        let mut sender = ClientConnectionInfo::from_peer(peer);
+        if net::is_loopback(sender.address) {
+            // All processes of this machine share the limit of one source.
+            sender.address = Ipv4Addr::LOCALHOST.into();
+        }
+        let decision = runtime.spawn(authorizer.clone().admit(sender, path.to_owned(), headers.clone()));
+        async move { decision.await.ok() }.boxed()
+    })
 }

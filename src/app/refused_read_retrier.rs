@@ -35,11 +35,7 @@ impl RefusedReadRetrier {
 
     /// Reports each change of the proxy's credentials; never returns.
     pub(super) async fn run(self) {
-        let mut credentials = self.client.credentials();
-        loop {
-            credentials.changed().await;
-            self.changed();
-        }
+        self.client.watch_credentials(|| self.changed()).await;
     }
 }
 

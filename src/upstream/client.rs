@@ -1,22 +1,28 @@
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue, USER_AGENT};
-use http::{HeaderMap, Method, Request, Response, request};
+use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue, STRICT_TRANSPORT_SECURITY, USER_AGENT};
+use http::{HeaderMap, Method, Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Body as _;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use parking_lot::RwLock;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use tokio::time::timeout;
 
+use super::credentials::CredentialNames;
 use super::endpoints::{UpstreamEndpoints, UpstreamEndpointsConfig, UpstreamRequestOrigin};
 use super::identity_headers::{RequestIdentity, set_proxy_credentials};
 use super::pool::{ForwardPoolKind, UpstreamResponseBody, send_on};
 use super::retryable_request::{CountedRequest, UpstreamBody};
-use super::strict_transport::HstsHeader;
-use super::transport::{UpstreamCredentialChanges, UpstreamTransport, UpstreamTransports};
+use super::transport::{UpstreamTransport, UpstreamTransports};
 use super::{
-    BODY_BYTES_MAX, CAUSE, CredentialError, CredentialNames, CredentialSource, HOPS, UpstreamCostTotals, UpstreamError,
+    BODY_BYTES_MAX, CAUSE, CredentialError, CredentialSource, HOPS, UpstreamCostTotals, UpstreamError,
     UpstreamRequestCause, UpstreamServer,
 };
 use crate::net::CertificateValidity;
@@ -61,6 +67,10 @@ pub(super) enum ConnectionTarget<'a> {
     Server(&'a UpstreamServer),
 }
 
+impl ConnectionTarget<'_> {
+    pub(super) const SHORT: Self = Self::Any(UpstreamRequestKind::Short);
+}
+
 /// A document that is the same for every caller.
 #[derive(Debug, Clone)]
 pub struct CachedDocument {
@@ -77,30 +87,34 @@ impl UpstreamClient {
     /// Reads the credentials, for the server that they name. Sends no request. The cost of later requests is counted in
     /// `costs`.
     pub fn connect(source: &CredentialSource, costs: UpstreamCostTotals) -> Result<Self, CredentialError> {
-        Self::connect_to(
-            source,
-            CredentialNames::OWN,
-            UpstreamEndpoints::new(UpstreamEndpointsConfig::default()),
-            costs,
-            BackgroundTasks::new(),
-        )
+        let endpoints = UpstreamEndpoints::new(UpstreamEndpointsConfig::default());
+        Self::connect_to(source, endpoints, costs, BackgroundTasks::new())
     }
 
     /// Reads the credentials, for the servers in `endpoints`. `tasks` own the requests that outlive the callers that
     /// wait for them.
     pub fn connect_to(
         source: &CredentialSource,
-        names: CredentialNames,
         endpoints: UpstreamEndpoints,
         costs: UpstreamCostTotals,
         tasks: BackgroundTasks,
     ) -> Result<Self, CredentialError> {
-        let transports = UpstreamTransports::load(source, endpoints, names)?;
+        Ok(Self::of(UpstreamTransports::load(source, endpoints, CredentialNames::OWN)?, costs, tasks))
+    }
+
+    /// Reads the kubeconfig of an identity that may only impersonate, for the same servers.
+    pub fn impersonator(&self, kubeconfig: &Path) -> Result<Self, CredentialError> {
+        let source = CredentialSource::File(kubeconfig.to_owned());
+        let transports = UpstreamTransports::load(&source, self.endpoints().clone(), CredentialNames::IMPERSONATOR)?;
+        Ok(Self::of(transports, self.costs().clone(), self.tasks().clone()))
+    }
+
+    fn of(transports: UpstreamTransports, costs: UpstreamCostTotals, tasks: BackgroundTasks) -> Self {
         let instance = format!("{:016x}", fastrand::u64(..));
         let (responses, strict_transport) = (watch::Sender::new(0), HstsHeader::default());
-        Ok(Self {
+        Self {
             shared: Arc::new(UpstreamClientState { transports, costs, instance, tasks, responses, strict_transport }),
-        })
+        }
     }
 
     /// Creates a client whose connections come from `connect`, for tests with a paused clock.
@@ -116,9 +130,14 @@ impl UpstreamClient {
         self.shared.transports.clone().reload_credentials(every).await;
     }
 
-    /// Returns a receiver of credential changes.
-    pub fn credentials(&self) -> UpstreamCredentialChanges {
-        self.shared.transports.changes()
+    /// Calls `on_change` whenever the credentials were reloaded; never returns. Credentials that are not in a file never
+    /// change.
+    pub async fn watch_credentials(&self, on_change: impl Fn()) {
+        let mut transports = self.shared.transports.transports.clone();
+        loop {
+            transports.changed().await;
+            on_change();
+        }
     }
 
     pub(super) fn costs(&self) -> &UpstreamCostTotals {
@@ -176,7 +195,7 @@ impl UpstreamClient {
         path_and_query: &str,
         accept: &str,
     ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
-        self.send_request(cause, ConnectionTarget::Any(kind), path_and_query, get(accept), Bytes::new()).await
+        self.send_request(cause, ConnectionTarget::Any(kind), path_and_query, accepting(accept)?, None).await
     }
 
     /// Sends a GET like [`open`](Self::open), with more headers. A proxy may have compressed the response for them.
@@ -187,11 +206,8 @@ impl UpstreamClient {
         path_and_query: &str,
         headers: HeaderMap,
     ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
-        let mut request = Request::builder();
-        request.headers_mut().into_iter().for_each(|to| to.clone_from(&headers));
         let via = ConnectionTarget::Any(kind);
-        let response = self.send_request(cause, via, path_and_query, request, Bytes::new()).await?;
-        Ok(UpstreamResponseBody::inflated(response))
+        Ok(UpstreamResponseBody::inflated(self.send_request(cause, via, path_and_query, headers, None).await?))
     }
 
     /// Sends a review for a downstream proxy and reads the response. `hops` names the proxies below and this proxy.
@@ -202,21 +218,20 @@ impl UpstreamClient {
         hops: HeaderValue,
         body: Bytes,
     ) -> Result<Bytes, UpstreamError> {
-        let request = post_json().header(HOPS, hops);
-        let response =
-            self.send_request(cause, ConnectionTarget::Any(UpstreamRequestKind::Short), path, request, body).await?;
+        let headers = HeaderMap::from_iter([(HOPS, hops)]);
+        let response = self.send_request(cause, ConnectionTarget::SHORT, path, headers, Some(body)).await?;
         self.read_at_most(response, REVIEW_BYTES_MAX).await
     }
 
-    /// Sends a request of the proxy and waits for the response. Any response other than a success is read and returned
-    /// as [`UpstreamError::Refused`].
+    /// Sends a GET of the proxy or, with a body in JSON, a POST for a response in JSON. Waits for the response. Any
+    /// response other than a success is read and returned as [`UpstreamError::Refused`].
     pub(super) async fn send_request(
         &self,
         cause: UpstreamRequestCause,
         via: ConnectionTarget<'_>,
         path_and_query: &str,
-        request: request::Builder,
-        body: Bytes,
+        headers: HeaderMap,
+        body: Option<Bytes>,
     ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
         let (at, is_stream) = match via {
             ConnectionTarget::Any(kind) => (self.endpoints().current(), kind == UpstreamRequestKind::Watch),
@@ -224,7 +239,7 @@ impl UpstreamClient {
         };
         let counter = self.shared.costs.counter(cause, is_stream);
         let transport = self.shared.transports.at(at);
-        let request = self.build_request(&transport, cause, path_and_query, request, body).await?;
+        let request = self.build_request(&transport, cause, path_and_query, headers, body).await?;
         let outgoing = CountedRequest { request, counter, flow: None };
         let responding = async {
             let pool = match via {
@@ -262,10 +277,9 @@ impl UpstreamClient {
     /// the response.
     pub(super) async fn send_to_server(&self, endpoint: usize, path: &str) -> Result<u16, UpstreamError> {
         let transport = self.shared.transports.at(endpoint);
-        let request = self
-            .build_request(&transport, UpstreamRequestCause::Readiness, path, Request::builder(), Bytes::new())
-            .await?;
-        let counter = self.shared.costs.counter(UpstreamRequestCause::Readiness, false);
+        let cause = UpstreamRequestCause::Readiness;
+        let request = self.build_request(&transport, cause, path, HeaderMap::new(), None).await?;
+        let counter = self.shared.costs.counter(cause, false);
         Ok(transport.tunnels.send(CountedRequest { request, counter, flow: None }).await?.status().as_u16())
     }
 
@@ -275,19 +289,24 @@ impl UpstreamClient {
         transport: &UpstreamTransport,
         cause: UpstreamRequestCause,
         path_and_query: &str,
-        request: request::Builder,
-        body: Bytes,
+        mut headers: HeaderMap,
+        body: Option<Bytes>,
     ) -> Result<Request<UpstreamBody>, UpstreamError> {
-        let mut request = request
-            .uri(transport.uri(path_and_query)?)
-            .header(USER_AGENT, concat!("kube-fanout/", env!("CARGO_PKG_VERSION")))
-            .header(CAUSE, cause.as_str())
-            .body(Full::new(body).map_err(|never| match never {}).boxed_unsync())
-            .map_err(|error| UpstreamError::InvalidRequest(error.to_string()))?;
+        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("kube-fanout/", env!("CARGO_PKG_VERSION"))));
+        headers.insert(CAUSE, HeaderValue::from_static(cause.as_str()));
         let ourselves = || HeaderValue::from_str(self.instance()).expect("hexadecimal digits");
         // A request on behalf of another proxy already names the proxies below.
-        request.headers_mut().entry(HOPS).or_insert_with(ourselves);
-        request.headers_mut().extend(transport.credentials.headers(self.tasks()).await?);
+        headers.entry(HOPS).or_insert_with(ourselves);
+        let method = if body.is_some() { Method::POST } else { Method::GET };
+        if body.is_some() {
+            headers.extend([ACCEPT, CONTENT_TYPE].map(|name| (name, HeaderValue::from_static(JSON))));
+        }
+        headers.extend(transport.credentials.headers(self.tasks()).await?);
+        let body = Full::new(body.unwrap_or_default()).map_err(|never| match never {}).boxed_unsync();
+        let mut request = Request::new(body);
+        *request.method_mut() = method;
+        *request.uri_mut() = transport.uri(path_and_query)?;
+        *request.headers_mut() = headers;
         Ok(request)
     }
 
@@ -310,18 +329,8 @@ impl UpstreamClient {
         headers: HeaderMap,
         bytes_max: usize,
     ) -> Result<Option<CachedDocument>, UpstreamError> {
-        let mut request = Request::builder();
-        request.headers_mut().into_iter().for_each(|to| to.clone_from(&headers));
-        match self
-            .send_request(
-                UpstreamRequestCause::Discovery,
-                ConnectionTarget::Any(UpstreamRequestKind::Short),
-                path,
-                request,
-                Bytes::new(),
-            )
-            .await
-        {
+        let cause = UpstreamRequestCause::Discovery;
+        match self.send_request(cause, ConnectionTarget::SHORT, path, headers, None).await {
             Ok(response) => {
                 let headers = response.headers().clone();
                 Ok(Some(CachedDocument { headers, body: self.read_at_most(response, bytes_max).await? }))
@@ -392,14 +401,10 @@ impl UpstreamClient {
     }
 }
 
-/// A POST of the proxy with a body in JSON, for a response in JSON.
-pub(super) fn post_json() -> request::Builder {
-    Request::builder().method(Method::POST).header(ACCEPT, JSON).header(CONTENT_TYPE, JSON)
-}
-
-/// A GET of the proxy for this media type.
-pub(super) fn get(accept: &str) -> request::Builder {
-    Request::builder().header(ACCEPT, accept)
+/// Returns the header of a GET for this media type.
+pub(super) fn accepting(media_type: &str) -> Result<HeaderMap, UpstreamError> {
+    let value = HeaderValue::from_str(media_type).map_err(|error| UpstreamError::InvalidRequest(error.to_string()))?;
+    Ok(HeaderMap::from_iter([(ACCEPT, value)]))
 }
 
 const STATUS_BYTES_MAX: usize = 1 << 20;
@@ -451,6 +456,46 @@ pub fn read_status(head: &http::response::Parts, body: &[u8]) -> Status {
     status
 }
 
+/// A page of a list in JSON. Its objects are not decoded.
+#[derive(Debug, Default, Deserialize)]
+pub struct JsonListPage<'a> {
+    pub metadata: ListMeta,
+    #[serde(borrow, default)]
+    pub items: Vec<&'a RawValue>,
+}
+
+/// Parses a document in JSON that upstream returned for `path`.
+///
+/// # Errors
+/// It has another form. The error names the path only, because serde's could quote credentials of a review.
+pub fn parse_json<'a, T: Deserialize<'a>>(document: &'a [u8], path: &str) -> Result<T, UpstreamError> {
+    serde_json::from_slice(document).map_err(|_| UpstreamError::OtherDocument(path.to_owned()))
+}
+
+/// Upstream's `Strict-Transport-Security` header (`--strict-transport-security-directives`), learned from its responses
+/// to the proxy's own requests.
+#[derive(Debug, Default)]
+struct HstsHeader {
+    /// Whether the server has sent the header. Most servers send none, and readers then take no lock.
+    is_sent: AtomicBool,
+    value: RwLock<Option<HeaderValue>>,
+}
+
+impl HstsHeader {
+    fn update(&self, headers: &HeaderMap) {
+        let received = headers.get(STRICT_TRANSPORT_SECURITY);
+        if received.is_none() && !self.is_sent.load(Ordering::Relaxed) || received == self.value.read().as_ref() {
+            return;
+        }
+        *self.value.write() = received.cloned();
+        self.is_sent.store(received.is_some(), Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Option<HeaderValue> {
+        if self.is_sent.load(Ordering::Relaxed) { self.value.read().clone() } else { None }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -486,5 +531,23 @@ mod tests {
         let mut status = Status::service_unavailable("later");
         status.set_retry_after(2);
         assert_eq!(read_status(&head, &status.to_json()).retry_after_seconds(), Some(2));
+    }
+
+    #[test]
+    fn hsts_header_of_last_response_is_used() {
+        let policy = HstsHeader::default();
+        let response =
+            |value: &'static str| HeaderMap::from_iter([(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static(value))]);
+        for (headers, expected) in [
+            (HeaderMap::new(), None),
+            (response("max-age=1"), Some("max-age=1")),
+            (response("max-age=1"), Some("max-age=1")),
+            (response("max-age=2,preload"), Some("max-age=2,preload")),
+            (HeaderMap::new(), None),
+            (response("max-age=1"), Some("max-age=1")),
+        ] {
+            policy.update(&headers);
+            assert_eq!(policy.get().as_ref().and_then(|value| value.to_str().ok()), expected);
+        }
     }
 }

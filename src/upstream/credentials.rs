@@ -1,6 +1,6 @@
 use std::future::ready;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -9,15 +9,14 @@ use futures_util::future::{BoxFuture, Shared};
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use kube_client::client::ConfigExt;
-use kube_client::config::{AuthInfo, Cluster, Kubeconfig};
+use kube_client::config::{AuthInfo, Cluster, ExecConfig, Kubeconfig};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-use super::plugins::set_runner;
+use super::endpoints::is_private;
 use super::secrecy::describe;
-use super::server_url::is_private;
 use super::{InMemoryUpstream, ServerUrl, UpstreamError};
 use crate::net::CertificateValidity;
 use base::{BackgroundTasks, LogRateLimit, WatchedFile};
@@ -360,6 +359,39 @@ impl std::fmt::Debug for UpstreamCredentials {
     }
 }
 
+/// A command that runs another command, which follows its own arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CredentialPluginRunner {
+    pub program: String,
+    pub arguments: Vec<String>,
+}
+
+static RUNNER: OnceLock<CredentialPluginRunner> = OnceLock::new();
+
+/// Runs all exec plugins through this command. Child processes inherit the limits of this process; the command restores
+/// the limits that the process was started with (R-HOST-2).
+pub fn run_plugins_by(runner: CredentialPluginRunner) {
+    // The original limits are determined once, so a second call is ignored.
+    let _ = RUNNER.set(runner);
+}
+
+/// Changes the plugins of a kubeconfig to run through the runner.
+fn set_runner(kubeconfig: &mut Kubeconfig) {
+    let Some(runner) = RUNNER.get() else { return };
+    let users = kubeconfig.auth_infos.iter_mut().filter_map(|named| named.auth_info.as_mut());
+    users.filter_map(|user| user.exec.as_mut()).for_each(|plugin| runner.wrap(plugin));
+}
+
+impl CredentialPluginRunner {
+    fn wrap(&self, plugin: &mut ExecConfig) {
+        // A plugin without a command is refused when it is run.
+        let Some(command) = plugin.command.take() else { return };
+        let own = plugin.args.take().unwrap_or_default();
+        plugin.command = Some(self.program.clone());
+        plugin.args = Some(self.arguments.iter().cloned().chain([command]).chain(own).collect());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -454,5 +486,28 @@ mod tests {
             assert!(refused.contains(problem) && !refused.contains("secret"), "{refused}");
         }
         std::fs::remove_file(&path).expect("removed");
+    }
+
+    #[test]
+    fn plugin_command_and_arguments_follow_runner_arguments() {
+        let runner =
+            CredentialPluginRunner { program: "runner".to_owned(), arguments: vec!["run".to_owned(), "--".to_owned()] };
+        for (plugin, expected) in [
+            ("{command: aws}", Some("runner run -- aws")),
+            ("{command: aws, args: [eks, --, get-token]}", Some("runner run -- aws eks -- get-token")),
+            ("{args: [eks]}", None),
+        ] {
+            let user = format!("users:\n- name: u\n  user:\n    exec: {plugin}\n");
+            let mut kubeconfig = Kubeconfig::from_yaml(&user).expect("a kubeconfig");
+            let user = kubeconfig.auth_infos[0].auth_info.as_mut().expect("it is there");
+            let plugin = user.exec.as_mut().expect("a plugin");
+            runner.wrap(plugin);
+            let command = plugin.command.take().into_iter();
+            let arguments: Vec<_> = command.chain(plugin.args.take().unwrap_or_default()).collect();
+            match expected {
+                Some(expected) => assert_eq!(arguments.join(" "), expected),
+                None => assert_eq!(arguments, ["eks"], "there is nothing to run"),
+            }
+        }
     }
 }

@@ -1,8 +1,6 @@
 //! Discovers the resources that upstream serves, and which of them can be watched.
 
 mod definitions;
-mod documents;
-mod refusal_backoff;
 mod served_resources;
 
 use std::sync::Arc;
@@ -13,12 +11,12 @@ use parking_lot::{Mutex, RwLock};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 pub use self::definitions::{ApiDefinition, ApiDefinitionKind};
-use self::documents::AggregatedDiscoveryList;
-pub use self::refusal_backoff::DocumentRefusalBackoff;
-use self::refusal_backoff::DocumentRefusalStreak;
-use self::served_resources::{DiscoveryFindings, DiscoveryRoot, DiscoveryState, ServedResources};
+use self::served_resources::{
+    AggregatedDiscoveryList, DiscoveryFindings, DiscoveryRoot, DiscoveryState, ServedResources,
+};
 use super::{BODY_BYTES_MAX, CachedDocument, UpstreamClient, UpstreamError, UpstreamRequestCause};
 use crate::wire::FeedEncoding;
+use base::BackoffBounds;
 use kubeapi::{Gvr, ListPageSource, SelectableFieldTable};
 use tokio::sync::watch;
 
@@ -164,14 +162,6 @@ impl ResourceCatalog {
         self.shared.state.read().served.resources.values().cloned().collect()
     }
 
-    pub fn len(&self) -> usize {
-        self.shared.state.read().served.resources.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Whether a custom resource is certainly no longer served. Discovery may lack it for a moment, so its definition
     /// decides.
     pub fn is_removed(&self, custom: &Gvr) -> bool {
@@ -219,9 +209,8 @@ impl ResourceCatalog {
             *self.shared.failure.lock() = Some(error.into());
         })?;
         let mut state = self.shared.state.write();
-        let is_hidden = found.requested.definitions
-            && found.definitions.definitions.is_none()
-            && !state.known.from_feeds.definitions;
+        let is_hidden = !state.known.from_feeds.definitions
+            && found.definitions.iter().any(|(kind, all)| *kind == ApiDefinitionKind::Definitions && all.is_none());
         if is_hidden && state.served.read.definitions {
             // Without the definitions, all custom resources and their watches would be lost.
             if attempts.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX {
@@ -317,8 +306,7 @@ impl ResourceCatalog {
         let from_feeds = self.shared.state.read().known.from_feeds;
         // After discovery, so that a definition created or deleted in between takes effect.
         for kind in ApiDefinitionKind::ALL.into_iter().filter(|kind| !from_feeds.get(*kind)) {
-            *found.requested.get_mut(kind) = true;
-            *found.definitions.get_mut(kind) = self.definitions(kind).await?;
+            found.definitions.push((kind, self.definitions(kind).await?));
         }
         // A failure is ignored, because continue tokens of either spelling are continued.
         found.minor =
@@ -340,8 +328,8 @@ impl ResourceCatalog {
             .ok()
             .filter(|list| list.kind == "APIGroupDiscoveryList");
         let missing = || UpstreamError::OtherDocument(format!("aggregated discovery of {root} (Kubernetes 1.30)"));
-        let versions = list.ok_or_else(missing)?.into_versions();
-        Ok(Some(DiscoveryRoot { etag: headers.get(ETAG).cloned(), versions }))
+        let resources = list.ok_or_else(missing)?.into_resources();
+        Ok(Some(DiscoveryRoot { etag: headers.get(ETAG).cloned(), resources }))
     }
 
     /// Lists the objects of a kind, which the proxy's identity may not be allowed to read. After a refusal, they are not
@@ -394,12 +382,70 @@ impl<T> PerApiDefinitionKind<T> {
     }
 }
 
+/// The retry policy for a document that the proxy's identity may not read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DocumentRefusalBackoff {
+    /// The delays from a refusal to the next request.
+    pub waits: BackoffBounds,
+    /// The number of refusals in a row after which the document is not requested again until the proxy's permissions
+    /// may have changed.
+    pub times_max: u32,
+}
+
+/// The consecutive refusals of one document.
+#[derive(Debug, Default)]
+struct DocumentRefusalStreak {
+    /// The number of refusals in a row.
+    times: u32,
+    last: Option<(Instant, Duration)>,
+}
+
+impl DocumentRefusalBackoff {
+    /// Returns the policy for a proxy on every node. It tries twice, because an apiserver that has just started denies
+    /// requests until its caches are filled.
+    pub fn on_node(waits: BackoffBounds) -> Self {
+        Self { waits, times_max: 2 }
+    }
+
+    /// Returns the policy for one of a few proxies.
+    pub fn central(waits: BackoffBounds) -> Self {
+        Self { waits, times_max: u32::MAX }
+    }
+}
+
+impl DocumentRefusalStreak {
+    fn accepted(&mut self) {
+        *self = Self::default();
+    }
+
+    fn refused(&mut self, now: Instant, policy: DocumentRefusalBackoff) {
+        self.times = self.times.saturating_add(1);
+        self.last = Some((now, policy.waits.after(self.times)));
+    }
+
+    /// Resets the backoff to that of one refusal: the next request comes no sooner than the first wait after the last
+    /// refusal.
+    fn permissions_changed(&mut self, policy: DocumentRefusalBackoff) {
+        self.times = 0;
+        self.last = self.last.map(|(at, _)| (at, policy.waits.first));
+    }
+
+    /// Whether the document must not be requested now.
+    fn is_backing_off(&self, now: Instant, policy: DocumentRefusalBackoff) -> bool {
+        self.last.is_some() && self.next_retry(policy).is_none_or(|next_retry| now < next_retry)
+    }
+
+    /// The time of the next request; `None` if the document was not refused, or is not requested again.
+    fn next_retry(&self, policy: DocumentRefusalBackoff) -> Option<Instant> {
+        self.last.map(|(at, wait)| at + wait).filter(|_| self.times < policy.times_max)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 
     use super::*;
-    use base::BackoffBounds;
 
     /// The result of requesting `/api` for the first time from a server with this response.
     async fn root_of(response: &'static [u8]) -> Result<Option<DiscoveryRoot>, UpstreamError> {
@@ -428,5 +474,42 @@ mod tests {
                 .await;
         let error = found.expect_err("another document").to_string();
         assert!(error.contains("aggregated discovery of /api (Kubernetes 1.30)"), "{error}");
+    }
+
+    const WAITS: BackoffBounds = BackoffBounds { first: Duration::from_secs(30), longest: Duration::from_secs(3600) };
+
+    /// The times of the requests within a day, in seconds, if each one is refused.
+    fn requested(policy: DocumentRefusalBackoff, changed: &[u64]) -> Vec<u64> {
+        let (start, mut refused, mut requested) = (Instant::now(), DocumentRefusalStreak::default(), Vec::new());
+        let mut changed = changed.iter().copied().peekable();
+        for second in 0..24 * 3600 {
+            let now = start + Duration::from_secs(second);
+            if changed.next_if_eq(&second).is_some() {
+                refused.permissions_changed(policy);
+            }
+            if !refused.is_backing_off(now, policy) {
+                refused.refused(now, policy);
+                requested.push(second);
+            }
+        }
+        requested
+    }
+
+    #[test]
+    fn node_proxy_retries_twice_then_only_after_permission_change() {
+        let policy = DocumentRefusalBackoff::on_node(WAITS);
+        assert_eq!(requested(policy, &[]), [0, 30]);
+        assert_eq!(requested(policy, &[40, 41, 50_000]), [0, 30, 60, 90, 50_000, 50_030]);
+    }
+
+    #[test]
+    fn central_proxy_backs_off_to_hourly_retries() {
+        let policy = DocumentRefusalBackoff::central(WAITS);
+        let requests = requested(policy, &[]);
+        assert!((29..=37).contains(&requests.len()), "{requests:?}");
+        assert!(requests.windows(2).skip(8).all(|pair| (2880..=3601).contains(&(pair[1] - pair[0]))), "{requests:?}");
+        let storm: Vec<u64> = (1000..2000).collect();
+        let in_storm = requested(policy, &storm).into_iter().filter(|at| (1000..2000).contains(at)).count();
+        assert!(in_storm <= 35, "permission changes cause no storm of requests: {in_storm}");
     }
 }

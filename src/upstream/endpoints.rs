@@ -7,14 +7,19 @@ mod selector;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::pin::{Pin, pin};
+use std::str::FromStr;
 use std::sync::Arc;
 
+use http::Uri;
+use http::uri::Scheme;
 use tokio::time::sleep;
 
 pub use self::selector::EndpointTimings;
 pub(super) use self::selector::{EndpointNextStep, EndpointSelector, EndpointSwitch, EndpointSwitchCause};
-use super::{ServerUrl, UpstreamError};
+use super::{UpstreamError, metrics};
+use crate::net::is_loopback;
 use tokio::sync::watch;
 
 /// The configuration of upstream's servers.
@@ -89,6 +94,15 @@ impl UpstreamEndpoints {
         if switch.cause == EndpointSwitchCause::Failed {
             self.shared.failed_over.send_replace(Some(switch.from));
         }
+        metrics::server_switched(switch.cause.as_str());
+        self.publish_current();
+    }
+
+    /// Sets the metric of the server in use. With a single server there is none.
+    pub(super) fn publish_current(&self) {
+        for (at, server) in self.servers().iter().enumerate() {
+            metrics::server_current(server.to_string(), at == self.current());
+        }
     }
 
     /// Completes at the next sign that the server in use may have failed. Returns that server.
@@ -159,4 +173,56 @@ fn is_failure(error: &UpstreamError, origin: UpstreamRequestOrigin) -> bool {
         UpstreamError::Timeout(_) | UpstreamError::ConnectionLost(_) => true,
         _ => false,
     }
+}
+
+/// The address of one server of upstream in the configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerUrl(Uri);
+
+/// The reason that a text is not a server address.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerUrlError {
+    #[error("{0:?} is not a server URL (expected, for example, https://10.0.0.1:6443)")]
+    Invalid(String),
+    #[error(
+        "{0} does not use TLS: credentials and objects would be sent in clear text; use an https:// URL (http:// is \
+         allowed for loopback addresses only)"
+    )]
+    Plaintext(Uri),
+}
+
+impl ServerUrl {
+    pub(super) fn uri(&self) -> &Uri {
+        &self.0
+    }
+}
+
+impl FromStr for ServerUrl {
+    type Err = ServerUrlError;
+
+    fn from_str(text: &str) -> Result<Self, ServerUrlError> {
+        let invalid = || ServerUrlError::Invalid(text.to_owned());
+        let uri: Uri = text.parse().map_err(|_| invalid())?;
+        let authority = uri.authority().filter(|authority| !authority.host().is_empty()).ok_or_else(invalid)?;
+        let is_http = matches!(uri.scheme_str(), Some("https" | "http"));
+        // The part before an `@` would be logged, and would not be sent.
+        if !is_http || authority.as_str().contains('@') || uri.query().is_some() {
+            return Err(invalid());
+        }
+        if is_private(&uri) { Ok(Self(uri)) } else { Err(ServerUrlError::Plaintext(uri)) }
+    }
+}
+
+impl fmt::Display for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.to_string().trim_end_matches('/'))
+    }
+}
+
+/// Whether the traffic to a server is protected: by TLS, or because it does not leave this machine.
+pub(super) fn is_private(server: &Uri) -> bool {
+    let host = server.host().unwrap_or_default();
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse();
+    let is_local = host.eq_ignore_ascii_case("localhost") || address.is_ok_and(is_loopback);
+    server.scheme() == Some(&Scheme::HTTPS) || is_local
 }

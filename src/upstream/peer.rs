@@ -1,33 +1,98 @@
-use std::io;
-use std::pin::Pin;
+//! The server at the other end of a connection, and the build that it reports.
+
+use std::fmt;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::Uri;
-use hyper::rt::{Read, ReadBufCursor, Write};
-use hyper_util::client::legacy::connect::{Connected, Connection};
+use http::{HeaderMap, HeaderValue};
 use parking_lot::Mutex;
-use tokio::time::{Instant, timeout};
-use tower::Service;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
-use super::ServerBuild;
-use super::error::UpstreamConnectError;
-use super::runtime::ConnectionRuntime;
-use super::stream_limit::{AnnouncedStreamLimit, FirstSettingsFrame};
+use super::BUILD;
+
+/// A Kubernetes release: its major and minor version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KubernetesRelease {
+    pub major: u32,
+    pub minor: u32,
+}
+
+impl fmt::Display for KubernetesRelease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// The build that a server reports in `/version`. Servers that report the same build produce the same bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerBuild {
+    /// The release that the server emulates. It may be older than the server itself (`--emulated-version`).
+    pub release: KubernetesRelease,
+    /// The minor version of the server's own release. It determines the layout of objects in JSON, which depends on the
+    /// Go types compiled into the server, not on the emulated release.
+    pub minor: u32,
+    /// All fields that may change encoded bytes: patches and distributions add fields, emulation and compatibility
+    /// change defaults. The text is a `/version` document reduced to these fields.
+    document: Box<str>,
+}
+
+/// The fields that are read from a `/version` document.
+#[derive(Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+struct VersionDocument {
+    major: String,
+    minor: String,
+    emulation_major: String,
+    emulation_minor: String,
+    min_compatibility_major: String,
+    min_compatibility_minor: String,
+    git_version: String,
+    git_commit: String,
+}
+
+impl ServerBuild {
+    /// Returns the build of a server with the given `/version` document.
+    #[cfg(test)]
+    pub(crate) fn of(version: &str) -> Option<Self> {
+        Self::parse(version.as_bytes())
+    }
+
+    /// Parses a `/version` document; returns `None` if it is invalid. Some distributions write a minor version as
+    /// `31+`.
+    pub fn parse(body: &[u8]) -> Option<Self> {
+        let number = |text: &str| text.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().ok();
+        let document: VersionDocument = serde_json::from_slice(body).ok()?;
+        let (major, minor) = number(&document.major).zip(number(&document.minor))?;
+        let emulated = number(&document.emulation_major).zip(number(&document.emulation_minor));
+        let behaves_as = emulated.unwrap_or((major, minor));
+        let release = KubernetesRelease { major: behaves_as.0, minor: behaves_as.1 };
+        Some(Self { release, minor, document: serde_json::to_string(&document).ok()?.into() })
+    }
+
+    /// Returns the build that encoded the bodies of a proxy's response, from its `Kube-Fanout-Build` header.
+    pub(super) fn named_in(headers: &HeaderMap) -> Option<Self> {
+        Self::parse(headers.get(BUILD)?.as_bytes())
+    }
+
+    /// Returns the value of the `Kube-Fanout-Build` header, for downstream proxies.
+    pub fn header(&self) -> Option<HeaderValue> {
+        HeaderValue::from_str(&self.document).ok()
+    }
+}
 
 /// The server at the other end of one connection. While the connection is open, the server and its release stay the
 /// same, because a process cannot change its release.
 #[derive(Debug, Clone)]
 pub struct UpstreamServer {
-    peer: Arc<UpstreamServerInfo>,
+    pub(super) peer: Arc<UpstreamServerInfo>,
     /// The number of streams on the connections to the server.
     pub(super) streams: Arc<AtomicU32>,
     /// The index of the server's address among upstream's servers.
     pub(super) endpoint: usize,
     /// Whether the server can receive a request while it responds to another.
-    multiplexes: bool,
+    pub(super) multiplexes: bool,
 }
 
 /// The facts about a server, kept with the connection. For a server behind a proxy they are kept with the response.
@@ -57,8 +122,6 @@ enum ServerBuildState {
 /// How long a server may fail to report its build before the build is not requested again. A server that has just
 /// started denies requests until its caches are filled.
 const FAILING_MAX: Duration = Duration::from_secs(20);
-/// The timeout of a connection attempt with its TLS handshake. Each part has ten seconds, as in client-go.
-const CONNECT_MAX: Duration = Duration::from_secs(20);
 /// The minimum time between two requests, shared by all callers; doubled with each.
 const RETRY_AFTER: Duration = Duration::from_millis(250);
 
@@ -75,18 +138,14 @@ impl UpstreamServerInfo {
         let reported = Mutex::new(ServerBuildState::reported(Some(build), true));
         Self { reported, is_behind_a_proxy: true, ..Self::default() }
     }
+
+    /// Creates the unknown server at the other end of a connection, which drops `connection` when it closes.
+    pub(super) fn on(connection: &Arc<()>) -> Self {
+        Self { connection: Arc::downgrade(connection), ..Self::default() }
+    }
 }
 
 impl UpstreamServer {
-    pub(super) fn new(
-        peer: Arc<UpstreamServerInfo>,
-        streams: Arc<AtomicU32>,
-        endpoint: usize,
-        multiplexes: bool,
-    ) -> Self {
-        Self { peer, streams, endpoint, multiplexes }
-    }
-
     /// Returns the build that the server reported, if it did.
     pub fn build(&self) -> Option<Arc<ServerBuild>> {
         match &*self.peer.reported.lock() {
@@ -202,124 +261,75 @@ impl UpstreamServer {
     #[cfg(test)]
     pub(crate) fn with_build(build: Option<ServerBuild>) -> Self {
         let reported = Mutex::new(ServerBuildState::reported(build, true));
-        Self::new(Arc::new(UpstreamServerInfo { reported, ..UpstreamServerInfo::default() }), Arc::default(), 0, true)
+        Self::of(UpstreamServerInfo { reported, ..UpstreamServerInfo::default() }, true)
     }
 
     /// Creates a server whose build is unknown.
     #[cfg(test)]
     pub(crate) fn with_unknown_build() -> Self {
-        Self::new(Arc::default(), Arc::default(), 0, true)
-    }
-}
-
-/// Opens connections and attaches facts about their peers.
-#[derive(Debug, Clone)]
-pub(super) struct PeerConnector<C> {
-    pub(super) connector: C,
-    pub(super) runtime: ConnectionRuntime,
-    /// Gets the stream limits of the peers.
-    pub(super) limit: AnnouncedStreamLimit,
-    /// Whether connections without TLS use HTTP/2, as those within this process may.
-    pub(super) multiplexes_memory: bool,
-}
-
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-/// A connection with the facts about its peer, which every response on it carries.
-#[derive(Debug)]
-pub(super) struct PeerConnection<T> {
-    io: T,
-    peer: Arc<UpstreamServerInfo>,
-    settings: FirstSettingsFrame,
-    is_h2: bool,
-    _connection: Arc<()>,
-}
-
-impl<C> Service<Uri> for PeerConnector<C>
-where
-    C: Service<
-            Uri,
-            Response: Connection + Send + 'static,
-            Error: Into<BoxError> + Send + 'static,
-            Future: Send + 'static,
-        >,
-{
-    type Response = PeerConnection<C::Response>;
-    type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.connector.poll_ready(cx).map_err(Into::into)
+        Self::of(UpstreamServerInfo::default(), true)
     }
 
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let connecting = timeout(CONNECT_MAX, self.connector.call(uri.clone()));
-        let (connecting, limit) = (self.runtime.run(connecting), self.limit.clone());
-        let multiplexes_memory = self.multiplexes_memory;
-        Box::pin(async move {
-            let connected = match connecting.await {
-                Ok(connected) => connected.map_err(Into::into),
-                Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
-            };
-            let io = connected.map_err(|error| UpstreamConnectError::new(&uri, error))?;
-            let connection = Arc::new(());
-            let peer = UpstreamServerInfo { connection: Arc::downgrade(&connection), ..UpstreamServerInfo::default() };
-            let is_h2 = multiplexes_memory || io.connected().is_negotiated_h2();
-            let settings = FirstSettingsFrame::new(limit, is_h2);
-            Ok(PeerConnection { io, peer: Arc::new(peer), settings, is_h2, _connection: connection })
-        })
-    }
-}
-
-impl<T: Connection> Connection for PeerConnection<T> {
-    fn connected(&self) -> Connected {
-        let connected = self.io.connected().extra(self.peer.clone());
-        if self.is_h2 { connected.negotiated_h2() } else { connected }
-    }
-}
-
-impl<T: Read + Unpin> Read for PeerConnection<T> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: ReadBufCursor<'_>,
-    ) -> Poll<std::io::Result<()>> {
-        let Self { io, settings, .. } = &mut *self;
-        settings.poll_read(Pin::new(io), cx, buffer)
-    }
-}
-
-impl<T: Write + Unpin> Write for PeerConnection<T> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[std::io::IoSlice<'_>],
-    ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, slices)
+    #[cfg(test)]
+    fn of(peer: UpstreamServerInfo, multiplexes: bool) -> Self {
+        Self { peer: Arc::new(peer), streams: Arc::default(), endpoint: 0, multiplexes }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::upstream::UpstreamError;
-    use crate::upstream::dial::DialledConnection;
+
+    #[test]
+    fn emulated_release_sets_behavior_and_binary_minor_sets_json() {
+        for (body, expected) in [
+            (r#"{"major": "1", "minor": "36"}"#, Some((1, 36, 36))),
+            (r#"{"major": "1", "minor": "31+", "gitVersion": "v1.31.0-eks"}"#, Some((1, 31, 31))),
+            (r#"{"major": "1", "minor": "36", "emulationMajor": "1", "emulationMinor": "35"}"#, Some((1, 35, 36))),
+            (r#"{"major": "1", "minor": "36", "emulationMajor": "", "emulationMinor": ""}"#, Some((1, 36, 36))),
+            (r#"{"major": "", "minor": ""}"#, None),
+            (r#"{"major":"1","minor":""}"#, None),
+            ("{}", None),
+        ] {
+            let build = ServerBuild::parse(body.as_bytes());
+            let found = build.map(|build| (build.release.major, build.release.minor, build.minor));
+            assert_eq!(found, expected, "{body}");
+        }
+        assert!(KubernetesRelease { major: 1, minor: 36 } > KubernetesRelease { major: 1, minor: 9 });
+        assert!(KubernetesRelease { major: 2, minor: 0 } > KubernetesRelease { major: 1, minor: 36 });
+    }
+
+    #[test]
+    fn builds_differ_by_every_field_that_affects_encoding() {
+        let build = |more: &str| ServerBuild::parse(format!(r#"{{"major":"1","minor":"36"{more}}}"#).as_bytes());
+        let all = [
+            "",
+            r#","gitVersion":"v1.36.1""#,
+            r#","gitVersion":"v1.36.2""#,
+            r#","gitVersion":"v1.36.1","gitCommit":"a""#,
+            r#","gitVersion":"v1.36.1","emulationMajor":"1","emulationMinor":"35""#,
+            r#","gitVersion":"v1.36.1","minCompatibilityMajor":"1","minCompatibilityMinor":"35""#,
+        ];
+        for one in all {
+            for other in all {
+                assert_eq!(build(one) == build(other), one == other, "{one} {other}");
+            }
+        }
+        assert_eq!(build(r#","goVersion":"go1.26""#), build(r#","platform":"linux/amd64""#), "the same everywhere");
+    }
+
+    #[test]
+    fn build_header_round_trips() {
+        let body = r#"{"major":"1","minor":"31+","gitVersion":"v1.31.0-eks \"é\"","emulationMajor":"1",
+                       "emulationMinor":"30","goVersion":"go1.26"}"#;
+        let build = ServerBuild::parse(body.as_bytes()).expect("a build");
+        let headers = HeaderMap::from_iter([(BUILD, build.header().expect("it is text"))]);
+        assert_eq!(ServerBuild::named_in(&headers), Some(build));
+        for other in ["", "{}", "v1.36"] {
+            let headers = HeaderMap::from_iter([(BUILD, HeaderValue::from_static(other))]);
+            assert_eq!(ServerBuild::named_in(&headers), None, "{other}");
+        }
+    }
 
     fn build(text: &str) -> ServerBuild {
         ServerBuild::parse(format!(r#"{{"major": "1", "minor": "36", "gitVersion": "{text}"}}"#).as_bytes())
@@ -355,31 +365,17 @@ mod tests {
     fn response_on_other_connection_identifies_only_that_server() {
         let by = UpstreamServer::with_unknown_build();
         let (connection, gone) = (Arc::new(()), UpstreamServer::with_unknown_build());
-        let peer = UpstreamServerInfo { connection: Arc::downgrade(&connection), ..UpstreamServerInfo::default() };
-        let alive = UpstreamServer::new(Arc::new(peer), Arc::default(), 0, true);
+        let alive = UpstreamServer::of(UpstreamServerInfo::on(&connection), true);
         alive.record_response(&by, Some(build("v1.36.1")));
         assert_eq!((by.is_certain(), alive.encodes_like(&by), alive.is_certain()), (true, Some(true), false));
         gone.record_response(&by, Some(build("v1.36.1")));
         assert_eq!((gone.encodes_like(&by), gone.reports_no_build()), (Some(false), true), "its build is unknown");
         // Without multiplexing there is no better way to identify a server.
-        let single = || UpstreamServer::new(Arc::default(), Arc::default(), 0, false);
+        let single = || UpstreamServer::of(UpstreamServerInfo::default(), false);
         let (requests, other) = (single(), single());
         requests.record_response(&other, Some(build("v1.36.1")));
         assert_eq!((requests.encodes_like(&by), requests.is_certain()), (Some(true), false));
         assert!(!other.is_certain(), "the next stream may come by it, and from another server");
-    }
-
-    /// A server, or a proxy on the way, that accepts connections but does not respond.
-    #[tokio::test(start_paused = true)]
-    async fn connection_attempt_ends_if_the_tls_handshake_hangs() {
-        let connector = tower::service_fn(|_: Uri| std::future::pending::<Result<DialledConnection, BoxError>>());
-        let (runtime, limit) = (ConnectionRuntime::Current, AnnouncedStreamLimit::new(1));
-        let mut connector = PeerConnector { connector, runtime, limit, multiplexes_memory: false };
-        let (began, address) = (Instant::now(), Uri::from_static("https://a.example:6443"));
-        let error = connector.call(address).await.err().expect("no response comes");
-        let error = error.downcast::<UpstreamConnectError>().expect("an error of the connector");
-        assert_eq!((error.server.as_str(), began.elapsed()), ("a.example:6443", CONNECT_MAX));
-        assert_eq!(UpstreamError::Unreachable(error).for_callers(), "upstream cannot be reached: timed out");
     }
 
     #[tokio::test(start_paused = true)]

@@ -17,23 +17,21 @@ use http::header::CONTENT_ENCODING;
 use http::{Response, StatusCode, Version};
 use http_body_util::BodyExt as _;
 use hyper::body::{Frame, Incoming, SizeHint};
-use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioTimer;
 use parking_lot::Mutex;
 
+use super::connector::{AnnouncedStreamLimit, ConnectionRuntime, UpstreamConnector, connector, dialer};
 use super::cost::UpstreamCostCounter;
 use super::credentials::UpstreamCredentials;
-use super::dial::{UpstreamDialer, dialer};
 use super::inflate::GzipBody;
-use super::peer::{PeerConnector, UpstreamServer, UpstreamServerInfo};
+use super::peer::{UpstreamServer, UpstreamServerInfo};
 use super::retryable_request::{CountedRequest, RetryableRequest, UpstreamBody};
-use super::runtime::ConnectionRuntime;
-use super::stream_limit::AnnouncedStreamLimit;
-use super::{CredentialError, DELTAS, InMemoryUpstream, SERVED, ServerBuild, UpstreamError};
+use super::{CredentialError, DELTAS, SERVED, ServerBuild, UpstreamError};
 
-type PooledHttpClient = legacy::Client<PeerConnector<HttpsConnector<UpstreamDialer>>, UpstreamBody>;
+type PooledHttpClient = legacy::Client<UpstreamConnector, UpstreamBody>;
 
 /// The kind of connections that a forwarded request uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,39 +44,39 @@ pub enum ForwardPoolKind {
     Tunnel,
 }
 
-/// The traffic of a pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PoolTrafficClass {
-    /// The proxy's watches, over HTTP/2 if upstream offers it. They change nothing and have no body, so that they can
-    /// be sent again on another connection.
-    Watches,
-    /// The proxy's short requests, over HTTP/2 if upstream offers it.
-    Short,
-    /// Callers' short requests, over HTTP/2 if upstream offers it.
-    Forwards,
-    /// Callers' streams over HTTP/1.1: one per connection at a time. At most `idle_max` idle connections are kept.
-    Streams { idle_max: usize },
-    /// HTTP/1.1, without reuse of connections.
-    SingleUse,
-}
-
-impl PoolTrafficClass {
+/// The traffic of a pool, and the connections for it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PoolTraffic {
     /// The number of response bytes that are received before they are read; `None` for HTTP/1.1. The proxy always reads
     /// the responses to its own requests. Callers may never read theirs, and received bytes are in no budget: with a
     /// window of 1 MiB, 600 such callers would occupy 600 MiB.
-    fn stream_window(self) -> Option<u32> {
-        match self {
-            Self::Watches | Self::Short => Some(1 << 20),
-            Self::Forwards => Some(UNREAD_BYTES),
-            Self::Streams { .. } | Self::SingleUse => None,
-        }
-    }
+    stream_window: Option<u32>,
+    /// The maximum number of idle connections that are kept.
+    idle_max: usize,
+    runtime: ConnectionRuntime,
+    /// Whether a request changes nothing and has no body, so that it can be sent again on another connection.
+    is_repeatable: bool,
+}
+
+impl PoolTraffic {
+    /// The proxy's watches, over HTTP/2 if upstream offers it.
+    pub(super) const WATCHES: Self =
+        Self { stream_window: Some(1 << 20), idle_max: 64, runtime: ConnectionRuntime::Shared, is_repeatable: true };
+    /// The proxy's short requests, over HTTP/2 if upstream offers it.
+    pub(super) const SHORT: Self = Self { is_repeatable: false, ..Self::WATCHES };
+    /// Callers' short requests, over HTTP/2 if upstream offers it.
+    pub(super) const FORWARDS: Self =
+        Self { stream_window: Some(UNREAD_BYTES), runtime: ConnectionRuntime::Current, ..Self::SHORT };
+    /// Callers' streams over HTTP/1.1: one per connection at a time.
+    pub(super) const STREAMS: Self = Self { stream_window: None, ..Self::FORWARDS };
+    /// The same for one credential, which keeps few connections for its next streams.
+    pub(super) const STREAMS_OF_CREDENTIAL: Self = Self { idle_max: 4, ..Self::STREAMS };
+    /// HTTP/1.1, without reuse of connections.
+    pub(super) const SINGLE_USE: Self = Self { idle_max: 0, ..Self::STREAMS };
 }
 
 /// The number of bytes of a caller's response that are received before they are read.
 const UNREAD_BYTES: u32 = 256 << 10;
-/// The maximum number of idle connections per pool.
-pub(super) const IDLE_CONNECTIONS_MAX: usize = 64;
 
 /// The connections for one kind of traffic.
 ///
@@ -88,7 +86,7 @@ pub(super) const IDLE_CONNECTIONS_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct ConnectionPool {
     credentials: UpstreamCredentials,
-    traffic: PoolTrafficClass,
+    traffic: PoolTraffic,
     shards: Mutex<Vec<PoolShard>>,
 }
 
@@ -139,7 +137,7 @@ impl ConnectionPool {
     /// HTTP/2.
     const FIELDS_MAX: usize = Self::BUFFER_BYTES_MAX / 32;
 
-    pub(super) fn new(credentials: &UpstreamCredentials, traffic: PoolTrafficClass) -> Result<Self, CredentialError> {
+    pub(super) fn new(credentials: &UpstreamCredentials, traffic: PoolTraffic) -> Result<Self, CredentialError> {
         let pool = Self { credentials: credentials.clone(), traffic, shards: Mutex::new(Vec::new()) };
         let first = pool.shard(u32::MAX)?;
         pool.shards.lock().push(first);
@@ -150,7 +148,7 @@ impl ConnectionPool {
     /// it, it is retried on another connection. So is a watch whose connection turns out to allow fewer streams.
     pub(super) async fn send(&self, outgoing: CountedRequest) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
         // Bodies of callers' streams have no deadline.
-        let has_deadline = self.traffic.stream_window().is_some();
+        let has_deadline = self.traffic.stream_window.is_some();
         let mut retryable = RetryableRequest::new(outgoing, has_deadline).await?;
         loop {
             let (connections, slot) = self.acquire();
@@ -161,7 +159,7 @@ impl ConnectionPool {
                     Err(error) if retryable.may_retry(&error).await => {}
                     response => return response,
                 },
-                () = limit.is_exceeded_by(before), if self.traffic == PoolTrafficClass::Watches => {}
+                () = limit.is_exceeded_by(before), if self.traffic.is_repeatable => {}
             }
         }
     }
@@ -184,7 +182,7 @@ impl ConnectionPool {
         // A new connection is presumed to have the lowest limit of the existing ones.
         let assumed = shards.iter().map(|shard| shard.limit.get()).min().unwrap_or(u32::MAX);
         // With HTTP/1.1 the client opens a connection per request, so one shard suffices.
-        let new = self.traffic.stream_window().and_then(|_| self.shard(assumed).ok());
+        let new = self.traffic.stream_window.and_then(|_| self.shard(assumed).ok());
         let slot = new.as_ref().unwrap_or(&shards[0]).slot(&self.credentials);
         shards.extend(new);
         slot
@@ -197,7 +195,7 @@ impl ConnectionPool {
         tcp.set_nodelay(true);
         tcp.set_keepalive(Some(Self::PING_AFTER));
         tcp.set_connect_timeout(Some(Self::CONNECT_TIMEOUT));
-        let stream_window = self.traffic.stream_window();
+        let PoolTraffic { stream_window, idle_max, runtime, is_repeatable: _ } = self.traffic;
         if stream_window.is_none() {
             // Callers may not read their streams, so the kernel's receive buffer for each is bounded as well.
             tcp.set_recv_buffer_size(Some(UNREAD_BYTES as usize));
@@ -210,24 +208,13 @@ impl ConnectionPool {
                 .map_err(|_| CredentialError::Tls(format!("invalid tls-server-name {name:?}")))?;
             tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
         }
-        let idle_max = match self.traffic {
-            PoolTrafficClass::Streams { idle_max } => idle_max,
-            PoolTrafficClass::SingleUse => 0,
-            PoolTrafficClass::Watches | PoolTrafficClass::Short | PoolTrafficClass::Forwards => IDLE_CONNECTIONS_MAX,
-        };
         let memory = self.credentials.memory.as_ref();
-        let idle_max = idle_max.min(memory.map_or(usize::MAX, InMemoryUpstream::idle_max));
-        let multiplexes_memory = stream_window.is_some() && memory.is_some_and(InMemoryUpstream::multiplexes);
+        let idle_max = idle_max.min(memory.map_or(usize::MAX, |memory| memory.idle_max));
+        let multiplexes_memory = stream_window.is_some() && memory.is_some_and(|memory| memory.multiplexes);
         let dialer = dialer(tcp, memory);
-        let connector = match stream_window {
+        let tls = match stream_window {
             Some(_) => tls.enable_all_versions().wrap_connector(dialer),
             None => tls.enable_http1().wrap_connector(dialer),
-        };
-        let runtime = match self.traffic {
-            PoolTrafficClass::Watches | PoolTrafficClass::Short => ConnectionRuntime::Shared,
-            PoolTrafficClass::Forwards | PoolTrafficClass::Streams { .. } | PoolTrafficClass::SingleUse => {
-                ConnectionRuntime::Current
-            }
         };
         let connections = legacy::Client::builder(runtime)
             .timer(TokioTimer::new())
@@ -244,7 +231,7 @@ impl ConnectionPool {
             // `RetryableRequest` retries instead: it covers more cases and has a bound.
             .retry_canceled_requests(false)
             .pool_max_idle_per_host(idle_max)
-            .build(PeerConnector { connector, runtime, limit: limit.clone(), multiplexes_memory });
+            .build(connector(tls, runtime, limit.clone(), multiplexes_memory));
         Ok(PoolShard { connections, streams: Arc::new(AtomicU32::new(0)), limit })
     }
 }
@@ -286,7 +273,8 @@ impl UpstreamResponseBody {
             None => response.extensions().get::<Arc<UpstreamServerInfo>>().cloned().unwrap_or_default(),
         };
         let multiplexes = response.version() == Version::HTTP_2;
-        let server = UpstreamServer::new(peer, slot.streams.clone(), slot.endpoint, multiplexes);
+        let (streams, endpoint) = (slot.streams.clone(), slot.endpoint);
+        let server = UpstreamServer { peer, streams, endpoint, multiplexes };
         let is_from_memory = response.headers().contains_key(SERVED);
         response.map(|incoming| Self { incoming, server, is_from_memory, counter, gzip: None, _slot: slot })
     }

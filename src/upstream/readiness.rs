@@ -3,7 +3,6 @@
 use tokio::time::{Instant, timeout};
 
 use super::endpoints::{EndpointNextStep, EndpointSelector, EndpointSwitch, UpstreamEndpoints};
-use super::metrics::EndpointMetrics;
 use super::{UpstreamClient, UpstreamError};
 use base::{random, sleep_until_opt};
 
@@ -11,13 +10,10 @@ use base::{random, sleep_until_opt};
 const READYZ: &str = "/readyz";
 
 impl UpstreamClient {
-    /// Selects the server of upstream continuously; to be spawned once. With one server it returns at once.
+    /// Selects the server of upstream continuously; to be spawned once, if there are several.
     pub async fn select_servers(self) {
         let endpoints = self.endpoints().clone();
-        if !endpoints.has_several() {
-            return;
-        }
-        let metrics = EndpointMetrics::new(endpoints.servers());
+        endpoints.publish_current();
         let (servers, timings) = (endpoints.servers().len(), endpoints.times().clone());
         let mut selector = EndpointSelector::new(servers, timings, random::f64(), Instant::now());
         let mut failures = endpoints.failures();
@@ -31,7 +27,6 @@ impl UpstreamClient {
                     }
                     if let Some(switch) = selector.on_check_result(result.is_ok(), Instant::now()) {
                         endpoints.switch(switch);
-                        metrics.switched(switch);
                         let EndpointSwitch { from, to, cause } = switch;
                         let [from, to] = [from, to].map(|at| &endpoints.servers()[at]);
                         let (cause, reason) = (cause.as_str(), std::mem::take(&mut reason));

@@ -1,10 +1,9 @@
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::client::{ConnectionTarget, get};
+use super::client::{ConnectionTarget, accepting};
 use super::{KubernetesRelease, ServerBuild, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamServer};
 
 const VERSION: &str = "/version";
@@ -53,16 +52,8 @@ impl UpstreamClient {
 
     async fn request_build(&self, server: &UpstreamServer) -> Result<(), UpstreamError> {
         let requesting = async {
-            let request = get("application/json");
-            let response = self
-                .send_request(
-                    UpstreamRequestCause::Discovery,
-                    ConnectionTarget::Server(server),
-                    VERSION,
-                    request,
-                    Bytes::new(),
-                )
-                .await?;
+            let (cause, via) = (UpstreamRequestCause::Discovery, ConnectionTarget::Server(server));
+            let response = self.send_request(cause, via, VERSION, accepting("application/json")?, None).await?;
             let by = response.body().server().clone();
             let body = self.read(response).await?;
             server.record_response(&by, ServerBuild::parse(&body));

@@ -1,6 +1,7 @@
 //! Reviews of callers: who owns a token, and what a user may do. Nothing is cached here; `auth` does that.
 
 use futures_util::future::BoxFuture;
+use http::HeaderMap;
 use k8s_openapi::api::authentication::v1::{
     SelfSubjectReview, TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo,
 };
@@ -13,9 +14,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::client::{ConnectionTarget, post_json, read_whole};
-use super::list_page::{JsonListPage, parse_json};
-use super::{BODY_BYTES_MAX, UpstreamClient, UpstreamError, UpstreamRequestCause, UpstreamRequestKind};
+use super::client::{ConnectionTarget, JsonListPage, parse_json, read_whole};
+use super::{BODY_BYTES_MAX, UpstreamClient, UpstreamError, UpstreamRequestCause};
 use kubeapi::{AccessAttributes, AccessTarget, User};
 
 /// The result of a token review.
@@ -172,9 +172,8 @@ impl UpstreamClient {
         review: &R,
     ) -> Result<R, UpstreamError> {
         let body = serde_json::to_vec(review).map_err(|_| UpstreamError::InvalidRequest(path.to_owned()))?;
-        let response = self
-            .send_request(cause, ConnectionTarget::Any(UpstreamRequestKind::Short), path, post_json(), body.into())
-            .await?;
+        let response =
+            self.send_request(cause, ConnectionTarget::SHORT, path, HeaderMap::new(), Some(body.into())).await?;
         parse_json(&read_whole(response.into_body(), BODY_BYTES_MAX, |_| Ok(())).await?, path)
     }
 }

@@ -3,15 +3,18 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http::uri::PathAndQuery;
-use http::{Request, Uri};
+use http::{Request, Response, Uri};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep};
 
-use super::caller_pools::CallerConnectionPools;
-use super::credentials::UpstreamCredentials;
+use super::credentials::{CredentialNames, UpstreamCredentials};
 use super::endpoints::UpstreamEndpoints;
-use super::pool::{ConnectionPool, IDLE_CONNECTIONS_MAX, PoolTrafficClass};
-use super::{CredentialError, CredentialNames, CredentialSource, UpstreamError};
-use base::{FileLoadError, PerCore, WatchedFile};
+use super::identity_headers::{CredentialId, RequestIdentity};
+use super::pool::{ConnectionPool, ForwardPoolKind, PoolTraffic, UpstreamResponseBody};
+use super::retryable_request::CountedRequest;
+use super::{CredentialError, CredentialSource, UpstreamError};
+use base::{FileLoadError, KeyedSemaphores, PerCore, WatchedFile};
+use kubeapi::FlowDistinguisher;
 
 /// Credentials, and the connections to one server that use them.
 ///
@@ -37,7 +40,7 @@ pub(super) struct UpstreamTransport {
 /// The transports to all servers of upstream, with the current credentials.
 #[derive(Debug, Clone)]
 pub(super) struct UpstreamTransports {
-    transports: WatchedFile<UpstreamTransportSet>,
+    pub(super) transports: WatchedFile<UpstreamTransportSet>,
     pub(super) endpoints: UpstreamEndpoints,
     /// Whether upstream has rejected the credentials since they were last checked.
     are_rejected: Arc<AtomicBool>,
@@ -47,19 +50,7 @@ pub(super) struct UpstreamTransports {
 const REJECTED_REST: Duration = Duration::from_secs(60);
 
 /// The transports of all upstream servers, one per server and at least one.
-type UpstreamTransportSet = Vec<Arc<UpstreamTransport>>;
-
-/// Notifies the owner when the proxy's credentials were reloaded.
-#[derive(Debug)]
-pub struct UpstreamCredentialChanges(WatchedFile<UpstreamTransportSet>);
-
-impl UpstreamCredentialChanges {
-    /// Completes when the credentials have changed since the last call. Credentials that are not in a file never
-    /// change.
-    pub async fn changed(&mut self) {
-        self.0.changed().await;
-    }
-}
+pub(super) type UpstreamTransportSet = Vec<Arc<UpstreamTransport>>;
 
 impl UpstreamTransports {
     pub(super) fn load(
@@ -96,10 +87,6 @@ impl UpstreamTransports {
     /// Returns the transport to one of the servers.
     pub(super) fn at(&self, endpoint: usize) -> Arc<UpstreamTransport> {
         self.transports.current()[endpoint].clone()
-    }
-
-    pub(super) fn changes(&self) -> UpstreamCredentialChanges {
-        UpstreamCredentialChanges(self.transports.clone())
     }
 
     /// Records the status of a response to a request of the proxy itself. After a 401, an exec plugin runs again: its
@@ -139,11 +126,11 @@ fn transports(credentials: Vec<UpstreamCredentials>) -> Result<UpstreamTransport
 impl UpstreamTransport {
     pub(super) fn new(credentials: UpstreamCredentials) -> Result<Self, CredentialError> {
         Ok(Self {
-            watches: ConnectionPool::new(&credentials, PoolTrafficClass::Watches)?,
-            short: ConnectionPool::new(&credentials, PoolTrafficClass::Short)?,
-            forwards: PerCore::try_new(|| ConnectionPool::new(&credentials, PoolTrafficClass::Forwards))?,
-            streams: ConnectionPool::new(&credentials, PoolTrafficClass::Streams { idle_max: IDLE_CONNECTIONS_MAX })?,
-            tunnels: ConnectionPool::new(&credentials, PoolTrafficClass::SingleUse)?,
+            watches: ConnectionPool::new(&credentials, PoolTraffic::WATCHES)?,
+            short: ConnectionPool::new(&credentials, PoolTraffic::SHORT)?,
+            forwards: PerCore::try_new(|| ConnectionPool::new(&credentials, PoolTraffic::FORWARDS))?,
+            streams: ConnectionPool::new(&credentials, PoolTraffic::STREAMS)?,
+            tunnels: ConnectionPool::new(&credentials, PoolTraffic::SINGLE_USE)?,
             caller_pools: CallerConnectionPools::new(&credentials)?,
             credentials,
         })
@@ -191,6 +178,97 @@ fn check_same_address(upstream: &OnceLock<Uri>, credentials: &[UpstreamCredentia
     Err(CredentialError::Elsewhere { first: first.clone(), named: new.clone() })
 }
 
+/// Connections for requests that carry their own credential, or none.
+///
+/// They are separate from the proxy's own connections and do not present its client certificate, which upstream would
+/// take for the caller's credential. No two credentials share a connection, because upstream closes a connection when
+/// it rejects a credential on it (R-HTTP-2).
+#[derive(Debug)]
+pub(super) struct CallerConnectionPools {
+    credentials: UpstreamCredentials,
+    pools: moka::sync::Cache<CredentialId, Arc<CallerPoolPair>>,
+    /// Limits how many pools the credentials of one user may have.
+    permits_per_user: KeyedSemaphores<FlowDistinguisher>,
+    /// Opens a new connection for each request.
+    unpooled: ConnectionPool,
+}
+
+#[derive(Debug)]
+struct CallerPoolPair {
+    short: ConnectionPool,
+    /// The pool for streams. Each stream has its own connection.
+    streams: ConnectionPool,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// The maximum number of credentials with their own connections. Above it, the cache evicts; requests in progress on
+/// evicted connections continue.
+const CREDENTIALS_MAX: u64 = 20_000;
+const IDLE_MAX: Duration = Duration::from_secs(90);
+/// The maximum number of these credentials per user. A user can obtain any number of tokens, and one token has several
+/// spellings. Requests with further credentials use connections that are not kept.
+const CREDENTIALS_OF_A_USER_MAX: usize = 256;
+
+impl CallerConnectionPools {
+    /// Creates empty pools. Only the address and the server verification are taken from `credentials`, which are the
+    /// proxy's own.
+    pub(super) fn new(credentials: &UpstreamCredentials) -> Result<Self, CredentialError> {
+        let credentials = credentials.without_identity();
+        let unpooled = ConnectionPool::new(&credentials, PoolTraffic::SINGLE_USE)?;
+        let pools = moka::sync::Cache::builder().max_capacity(CREDENTIALS_MAX).time_to_idle(IDLE_MAX).build();
+        Ok(Self { credentials, pools, permits_per_user: KeyedSemaphores::new(CREDENTIALS_OF_A_USER_MAX), unpooled })
+    }
+
+    /// Sends a request that carries its own credential, on connections that only that credential uses. Without a
+    /// credential of a known user, it uses a connection that is not reused.
+    pub(super) async fn send(
+        &self,
+        identity: &RequestIdentity,
+        kind: ForwardPoolKind,
+        request: CountedRequest,
+    ) -> Result<Response<UpstreamResponseBody>, UpstreamError> {
+        let pools = match identity {
+            RequestIdentity::Bearer(credential, flow) => self.pools(*credential, flow)?,
+            RequestIdentity::Anonymous | RequestIdentity::ProxyItself | RequestIdentity::User(_) => None,
+        };
+        match (pools, kind) {
+            (Some(pools), ForwardPoolKind::Short) => pools.short.send(request).await,
+            (Some(pools), ForwardPoolKind::Stream) => pools.streams.send(request).await,
+            // If the upgrade to a tunnel fails, the state of the connection is uncertain, so it is not reused.
+            (Some(_), ForwardPoolKind::Tunnel) | (None, _) => self.unpooled.send(request).await,
+        }
+    }
+
+    /// Returns the connections of a credential; `None` if its user has reached [`CREDENTIALS_OF_A_USER_MAX`].
+    fn pools(
+        &self,
+        credential: CredentialId,
+        flow: &FlowDistinguisher,
+    ) -> Result<Option<Arc<CallerPoolPair>>, UpstreamError> {
+        if let Some(pools) = self.pools.get(&credential) {
+            return Ok(Some(pools));
+        }
+        let permit = self.permit(flow).or_else(|| {
+            // The cache drops idle pools only when it is used, and they may hold this user's permits.
+            self.pools.run_pending_tasks();
+            self.permit(flow)
+        });
+        let Some(permit) = permit else { return Ok(None) };
+        let pools = self.pools.try_get_with(credential, || self.new_pools(permit).map(Arc::new));
+        pools.map(Some).map_err(|error| UpstreamError::Credentials(error.to_string()))
+    }
+
+    fn permit(&self, flow: &FlowDistinguisher) -> Option<OwnedSemaphorePermit> {
+        self.permits_per_user.get(flow).try_acquire_owned().ok()
+    }
+
+    fn new_pools(&self, permit: OwnedSemaphorePermit) -> Result<CallerPoolPair, CredentialError> {
+        let short = ConnectionPool::new(&self.credentials, PoolTraffic::FORWARDS)?;
+        let streams = ConnectionPool::new(&self.credentials, PoolTraffic::STREAMS_OF_CREDENTIAL)?;
+        Ok(CallerPoolPair { short, streams, _permit: permit })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::{Path, PathBuf};
@@ -201,6 +279,7 @@ mod tests {
     use super::*;
     use crate::upstream::UpstreamEndpointsConfig;
     use base::BackgroundTasks;
+    use kubeapi::User;
 
     fn rewritten(base: &'static str, requested: &'static str) -> String {
         let source = CredentialSource::Anonymous(Uri::from_static(base));
@@ -314,5 +393,39 @@ mod tests {
         assert!(load().is_err());
         reloading.abort();
         std::fs::remove_file(&kubeconfig).expect("it is there");
+    }
+
+    /// A timeout that ends a hang.
+    const STUCK: Duration = Duration::from_secs(60);
+
+    fn flow(name: &str) -> FlowDistinguisher {
+        FlowDistinguisher::from_user(&User { name: name.to_owned(), ..User::default() })
+    }
+
+    fn id(number: usize) -> CredentialId {
+        let mut tag = [0; 32];
+        tag[..8].copy_from_slice(&number.to_be_bytes());
+        CredentialId::new(tag)
+    }
+
+    #[tokio::test]
+    async fn credential_pools_per_user_are_limited() {
+        let source = CredentialSource::Anonymous("http://127.0.0.1:1".parse().expect("an address"));
+        let credentials = UpstreamCredentials::load(&source, &[], CredentialNames::OWN).expect("nothing to read");
+        let caller_pools = CallerConnectionPools::new(&credentials[0]).expect("no request is sent");
+        let (ada, bob) = (flow("ada"), flow("bob"));
+        let has = |number, flow| caller_pools.pools(id(number), flow).expect("made").is_some();
+        let of_ada = (0..2 * CREDENTIALS_OF_A_USER_MAX).filter(|number| has(*number, &ada)).count();
+        assert_eq!(of_ada, CREDENTIALS_OF_A_USER_MAX);
+        assert!(has(0, &ada), "those that are there stay");
+        assert!(has(usize::MAX, &bob));
+        caller_pools.pools.invalidate(&id(0));
+        // The cache frees dropped entries only once no thread reads it, including threads of other tests. A descheduled
+        // thread may delay that.
+        let began = std::time::Instant::now();
+        while !has(usize::MAX - 1, &ada) {
+            assert!(began.elapsed() < STUCK, "one that has gone leaves its place to the next");
+            std::thread::yield_now();
+        }
     }
 }

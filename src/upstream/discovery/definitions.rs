@@ -10,7 +10,6 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIServiceSpec
 use serde::Deserialize;
 
 use super::super::JsonListPage;
-use super::documents::ServedGroupVersion;
 use kubeapi::Gvr;
 
 /// The resources whose objects declare the APIs that upstream serves besides its own.
@@ -21,6 +20,9 @@ pub enum ApiDefinitionKind {
     /// The `APIServices`, which list the APIs of the aggregation layer.
     Services,
 }
+
+/// The group and the version of an API.
+pub(super) type ServedGroupVersion = (String, String);
 
 /// The declarations of one CustomResourceDefinition or APIService.
 #[derive(Debug, Clone, PartialEq)]

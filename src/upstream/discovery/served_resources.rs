@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use http::HeaderValue;
+use serde::Deserialize;
 
-use super::definitions::{ApiDefinition, ApiDefinitionKind, CustomResourceVersion, DefinedApis};
-use super::documents::{DiscoveredResource, GroupVersionResources, ServedGroupVersion};
+use super::definitions::{ApiDefinition, ApiDefinitionKind, CustomResourceVersion, DefinedApis, ServedGroupVersion};
 use super::{PerApiDefinitionKind, ResourceOrigin, UpstreamResource};
 use crate::wire::{FeedEncoding, is_builtin_group_version};
 use kubeapi::{Gvr, ListPageSource, SelectableFieldTable};
@@ -60,7 +60,7 @@ pub(super) struct DiscoveryState {
 pub(super) struct DiscoveryRoot {
     /// The `ETag` of the response, for conditional requests.
     pub(super) etag: Option<HeaderValue>,
-    pub(super) versions: Vec<GroupVersionResources>,
+    pub(super) resources: Vec<(Gvr, DiscoveredResource)>,
 }
 
 /// The findings of one discovery. `None` in a discovery root means that the root has not changed.
@@ -69,9 +69,8 @@ pub(super) struct DiscoveryFindings {
     pub(super) roots: [Option<DiscoveryRoot>; 2],
     pub(super) protobuf: Option<bool>,
     pub(super) minor: Option<u32>,
-    /// The lists that were requested. If the contents of a requested one are `None`, the proxy may not read it.
-    pub(super) requested: PerApiDefinitionKind<bool>,
-    pub(super) definitions: PerApiDefinitionKind<Option<Vec<ApiDefinition>>>,
+    /// The lists that were requested; `None` if the proxy may not read the list.
+    pub(super) definitions: Vec<(ApiDefinitionKind, Option<Vec<ApiDefinition>>)>,
 }
 
 /// The resources that upstream serves, combined from all discovery documents.
@@ -94,9 +93,9 @@ impl DiscoveryState {
         }
         self.protobuf = found.protobuf.unwrap_or(self.protobuf);
         self.minor = found.minor.or(self.minor);
-        for kind in ApiDefinitionKind::ALL {
-            if *found.requested.get(kind) && !*self.from_feeds.get(kind) {
-                self.define(kind, found.definitions.get(kind).as_ref());
+        for (kind, all) in &found.definitions {
+            if !*self.from_feeds.get(*kind) {
+                self.define(*kind, all.as_ref());
             }
         }
     }
@@ -122,8 +121,9 @@ impl DiscoveryState {
     }
 
     pub(super) fn served(&self) -> ServedResources {
-        let entries = self.roots.iter().flat_map(|root| &root.versions).flat_map(|version| self.resources_of(version));
-        let mut resources: HashMap<_, _> = entries.map(|resource| (resource.gvr.clone(), Arc::new(resource))).collect();
+        let discovered = self.roots.iter().flat_map(|root| &root.resources);
+        let mut resources: HashMap<_, _> =
+            discovered.map(|(gvr, entry)| (gvr.clone(), Arc::new(self.resource(gvr, entry)))).collect();
         for resource in self.custom_resources() {
             // Discovery lags behind the definitions, which decide, except in groups that the server itself serves.
             if resources.contains_key(&resource.gvr) || !is_built_in(&resource.gvr.group) {
@@ -173,24 +173,16 @@ impl DiscoveryState {
         })
     }
 
-    fn resources_of<'a>(
-        &'a self,
-        version: &'a GroupVersionResources,
-    ) -> impl Iterator<Item = UpstreamResource> + use<'a> {
-        let GroupVersionResources { group, version, resources } = version;
-        resources.iter().map(move |entry| self.resource(Gvr::new(group, version, &entry.plural), entry))
-    }
-
-    fn resource(&self, gvr: Gvr, entry: &DiscoveredResource) -> UpstreamResource {
-        let origin = self.origin(&gvr);
+    fn resource(&self, gvr: &Gvr, entry: &DiscoveredResource) -> UpstreamResource {
+        let origin = self.origin(gvr);
         let fields = match origin {
-            ResourceOrigin::BuiltIn => SelectableFieldTable::of_builtin(&gvr),
+            ResourceOrigin::BuiltIn => SelectableFieldTable::of_builtin(gvr),
             _ => SelectableFieldTable::of_custom(&[], entry.namespaced),
         };
         let is_protobuf = self.protobuf && origin == ResourceOrigin::BuiltIn;
         UpstreamResource {
-            pages: self.pages(&gvr),
-            gvr,
+            pages: self.pages(gvr),
+            gvr: gvr.clone(),
             list_kind: format!("{}List", entry.kind).into(),
             kind: entry.kind.as_str().into(),
             namespaced: entry.namespaced,
@@ -208,6 +200,78 @@ fn is_built_in(group: &str) -> bool {
     BUILT_IN_GROUPS.contains(&group)
 }
 
+/// The discovery entry of one resource.
+#[derive(Debug)]
+pub(super) struct DiscoveredResource {
+    pub(super) kind: String,
+    pub(super) namespaced: bool,
+    /// Whether the resource supports both `list` and `watch`.
+    pub(super) watchable: bool,
+}
+
+/// An `APIGroupDiscoveryList` of `apidiscovery.k8s.io/v2` (KEP-3352).
+#[derive(Deserialize)]
+pub(super) struct AggregatedDiscoveryList {
+    pub(super) kind: String,
+    #[serde(default)]
+    items: Vec<GroupDiscovery>,
+}
+
+#[derive(Deserialize)]
+struct GroupDiscovery {
+    metadata: DiscoveryName,
+    #[serde(default)]
+    versions: Vec<VersionDiscovery>,
+}
+
+#[derive(Deserialize)]
+struct DiscoveryName {
+    #[serde(default)]
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct VersionDiscovery {
+    version: String,
+    #[serde(default)]
+    resources: Vec<ResourceDiscovery>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ResourceDiscovery {
+    resource: String,
+    response_kind: Option<DiscoveryKind>,
+    scope: String,
+    #[serde(default)]
+    verbs: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct DiscoveryKind {
+    kind: String,
+}
+
+impl AggregatedDiscoveryList {
+    pub(super) fn into_resources(self) -> Vec<(Gvr, DiscoveredResource)> {
+        let mut resources = Vec::new();
+        for group in self.items {
+            for version in group.versions {
+                for entry in version.resources {
+                    let can = |needed: &str| entry.verbs.iter().any(|verb| verb == needed);
+                    let discovered = DiscoveredResource {
+                        watchable: can("list") && can("watch"),
+                        kind: entry.response_kind.map_or_else(String::new, |kind| kind.kind),
+                        namespaced: entry.scope == "Namespaced",
+                    };
+                    resources.push((Gvr::new(&group.metadata.name, &version.version, &entry.resource), discovered));
+                }
+            }
+        }
+        resources
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -222,8 +286,9 @@ mod tests {
         }
     }
 
-    fn entry(plural: &str, kind: &str) -> DiscoveredResource {
-        DiscoveredResource { plural: plural.to_owned(), kind: kind.to_owned(), namespaced: false, watchable: true }
+    fn entry(gvr: &Gvr) -> (Gvr, DiscoveredResource) {
+        let kind = "CertificateSigningRequest".to_owned();
+        (gvr.clone(), DiscoveredResource { kind, namespaced: false, watchable: true })
     }
 
     /// As in upstream: the paths of a group version that kube-apiserver serves never lead to a definition's objects.
@@ -232,15 +297,8 @@ mod tests {
         let requests = Gvr::new("certificates.k8s.io", "v1", "certificatesigningrequests");
         let other = Gvr::new("certificates.k8s.io", "v9", "certificatesigningrequests");
         let missing = Gvr::new("certificates.k8s.io", "v1", "others");
-        let version = |gvr: &Gvr| GroupVersionResources {
-            group: gvr.group.to_string(),
-            version: gvr.version.to_string(),
-            resources: vec![entry(&gvr.resource, "CertificateSigningRequest")],
-        };
-        let roots = [
-            DiscoveryRoot::default(),
-            DiscoveryRoot { etag: None, versions: vec![version(&requests), version(&other)] },
-        ];
+        let discovered = DiscoveryRoot { etag: None, resources: vec![entry(&requests), entry(&other)] };
+        let roots = [DiscoveryRoot::default(), discovered];
         let custom = [&requests, &other, &missing].map(|gvr| (gvr.clone(), definition("Mine")));
         let (custom, aggregated) = (Some(custom.into()), Some(Vec::new()));
         let state = DiscoveryState { roots, protobuf: true, custom, aggregated, ..DiscoveryState::default() };

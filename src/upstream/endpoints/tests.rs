@@ -275,3 +275,48 @@ fn backoff_doubles_up_to_maximum() {
     let delays: Vec<_> = [1, 2, 3, 4, 5, 60].map(|times| selector.delay(waits, times).as_secs()).into();
     assert_eq!(delays, [1, 2, 4, 8, 10, 10]);
 }
+
+#[test]
+fn plaintext_server_url_is_allowed_only_on_loopback() {
+    for server in [
+        "https://10.0.0.1:6443",
+        "https://kubernetes.default.svc",
+        "HTTPS://kubernetes.default.svc",
+        "http://127.0.0.1:8001",
+        "http://127.9.9.9",
+        "http://localhost:8001/prefix",
+        "http://LOCALHOST:8001",
+        "http://[::1]:8001",
+        "http://[::ffff:127.0.0.1]:8001",
+    ] {
+        assert!(is_private(&server.parse().expect(server)), "{server}");
+    }
+    for server in [
+        "http://10.0.0.1:6443",
+        "http://kubernetes.default.svc",
+        "http://0.0.0.0:8001",
+        "http://[::]:8001",
+        "http://127.1:8001",
+        "http://127.0.0.1.nip.io",
+        "http://127.0.0.1:80@evil.example",
+        "http://localhost.:8001",
+        "http://localhost.evil.example",
+        "HTTP://evil.example",
+        "evil.example:80",
+    ] {
+        assert!(!is_private(&server.parse().expect(server)), "{server}");
+    }
+}
+
+#[test]
+fn server_url_requires_tls_or_loopback() {
+    for text in ["https://10.0.0.1:6443", "https://kube.example/k8s/c1", "http://127.0.0.1:8001", "http://[::1]:80"] {
+        assert_eq!(text.parse::<ServerUrl>().expect(text).to_string(), text);
+    }
+    assert_eq!("https://a:6443/".parse::<ServerUrl>().expect("a URL").to_string(), "https://a:6443");
+    for text in ["", "a", "a:6443", "/x", "https://", "https://:6443", "ftp://a", "https://me:pw@a", "https://a?b=c"] {
+        assert!(matches!(text.parse::<ServerUrl>(), Err(ServerUrlError::Invalid(_))), "{text}");
+    }
+    let refused = "http://10.0.0.1:6443".parse::<ServerUrl>().expect_err("without TLS").to_string();
+    assert!(refused.contains("http://10.0.0.1:6443") && refused.contains("does not use TLS"), "{refused}");
+}
