@@ -9,7 +9,6 @@ mod document;
 mod fields;
 mod file;
 mod health;
-mod kubeconfig;
 mod log_level;
 mod memory;
 mod serve_arguments;
@@ -21,9 +20,8 @@ pub use arguments::{CheckArguments, CliArguments, CliCommand, ConfigCommand, TOO
 pub use document::ConfigProblems;
 pub use file::DelegatedAuthKeys;
 pub use health::{HealthArguments, HealthProbe};
-pub use kubeconfig::one_kubeconfig;
 pub use memory::MemoryLimit;
-pub use serve_arguments::ServeArguments;
+pub use serve_arguments::{ServeArguments, one_kubeconfig};
 pub use settings::{FlatConfigSettings, SettingChanges};
 
 use std::net::SocketAddr;

@@ -75,15 +75,12 @@ fn check(arguments: CheckArguments) -> ExitCode {
 }
 
 fn health(arguments: HealthArguments) -> ExitCode {
-    let probe = match arguments.resolve() {
-        Ok(probe) => probe,
-        Err(problems) => return PROGRAM.fail(INCONCLUSIVE, &problems.iter().collect::<Vec<_>>().join("; ")),
-    };
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return PROGRAM.fail(INCONCLUSIVE, &error),
-    };
-    match runtime.block_on(app::health::send(probe)) {
+    let probe = arguments.resolve().map_err(|problems| problems.iter().collect::<Vec<_>>().join("; "));
+    let answer = probe.and_then(|probe| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.map_err(|error| error.to_string())?.block_on(app::health::send(probe))
+    });
+    match answer {
         Ok((line, is_healthy)) => {
             PROGRAM.print(&format!("{line}\n"));
             if is_healthy { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }

@@ -33,8 +33,6 @@ pub struct HealthProbe {
     pub timeout: Duration,
 }
 
-const DEFAULT_PATH: &str = "/livez";
-
 impl HealthArguments {
     /// Finds the address to probe.
     ///
@@ -44,28 +42,23 @@ impl HealthArguments {
         let mut problems = ConfigProblems::default();
         let Self { url, config, healthz_bind_address, timeout } = self;
         let named = match url {
-            Some(url) => {
-                let parsed = problems.check("URL", AdminPageAddress::parse(&url));
-                parsed.map(|(address, path)| (address, path.unwrap_or_else(|| DEFAULT_PATH.to_owned())))
-            }
+            Some(url) => problems.check("URL", AdminPageAddress::parse(&url)),
             None => {
                 let file = config.as_deref().map(|path| Configuration::read(path, &mut problems)).unwrap_or_default();
-                configured(file, healthz_bind_address, &mut problems)
+                configured(file, healthz_bind_address, &mut problems).map(|address| (address, None))
             }
         };
         match named {
-            Some((address, path)) if problems.is_empty() => Ok(HealthProbe { address, path, timeout }),
+            Some((address, path)) if problems.is_empty() => {
+                Ok(HealthProbe { address, path: path.unwrap_or_else(|| "/livez".to_owned()), timeout })
+            }
             _ => Err(problems),
         }
     }
 }
 
 /// The address where `serve` with this configuration answers probes.
-fn configured(
-    file: Configuration,
-    flag: Option<String>,
-    problems: &mut ConfigProblems,
-) -> Option<(AdminPageAddress, String)> {
+fn configured(file: Configuration, flag: Option<String>, problems: &mut ConfigProblems) -> Option<AdminPageAddress> {
     let (key, text) = match flag.unwrap_or(file.healthz_bind_address) {
         off if off == "off" => ("admin", file.admin),
         address => ("healthzBindAddress", address),
@@ -74,11 +67,10 @@ fn configured(
         problems.add("healthzBindAddress and admin are off: pass a URL");
         return None;
     }
-    let address = match problems.check(key, text.parse())? {
+    Some(match problems.check(key, text.parse())? {
         ListenAddress::Tcp(address) => AdminPageAddress::Tcp(reachable(address).to_string()),
         ListenAddress::Unix(path) => AdminPageAddress::Unix(path),
-    };
-    Some((address, DEFAULT_PATH.to_owned()))
+    })
 }
 
 /// A listener on all interfaces is reachable on loopback.
@@ -100,7 +92,7 @@ mod tests {
         let at = |file: &str, flag: Option<&str>| {
             let mut problems = ConfigProblems::default();
             let file = Configuration::parse(file, &mut problems);
-            configured(file, flag.map(str::to_owned), &mut problems).map(|(address, _)| address)
+            configured(file, flag.map(str::to_owned), &mut problems)
         };
         let tcp = |address: &str| Some(AdminPageAddress::Tcp(address.to_owned()));
         assert_eq!(at("", None), tcp("127.0.0.1:9090"));
