@@ -1,11 +1,10 @@
 //! Keeps the preloaded feeds running from the start, whether or not they have readers.
 
 use std::collections::HashMap;
-use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::metrics;
@@ -14,7 +13,7 @@ use crate::config::ServeSettings;
 use crate::feeds::{FeedHandle, FeedRegistry, FeedUnavailable};
 use crate::serve::feed_spec;
 use crate::upstream::ResourceCatalog;
-use base::{BackgroundTasks, LogRateLimit, ReadinessGuard, ReadinessTracker, Reloadable};
+use base::{BackgroundTasks, LogRateLimit, ReadinessGuard, ReadinessTracker, Reloadable, sleep_until_opt};
 use tokio::sync::watch;
 
 /// The pause before a preloaded feed that failed to start, or has ended, is started again.
@@ -147,17 +146,10 @@ impl FeedPreload {
             } else if stale_at.is_some() {
                 stale = None;
             }
-            let is_reported = stale.is_some();
-            let stale_at = async {
-                match stale_at {
-                    Some(stale_at) if !is_reported => sleep_until(stale_at).await,
-                    _ => pending().await,
-                }
-            };
             tokio::select! {
                 biased;
                 changed = state.changed() => if changed.is_err() { return },
-                () = stale_at => {}
+                () = sleep_until_opt(stale_at.filter(|_| stale.is_none())) => {}
                 () = self.running.replaced(&config) => {}
             }
         }

@@ -101,10 +101,8 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     for name in listed {
         headers.remove(name);
     }
-    for name in [CONNECTION, TRANSFER_ENCODING, UPGRADE] {
-        headers.remove(name);
-    }
-    for name in ["keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization"] {
+    let known = ["keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization"];
+    for name in [CONNECTION, TRANSFER_ENCODING, UPGRADE].into_iter().chain(known.map(HeaderName::from_static)) {
         headers.remove(name);
     }
     if headers.get(TE).is_some_and(|te| te != "trailers") {
