@@ -93,7 +93,7 @@ impl DiscoveryLoop {
         let mut listening = Listening::default();
         // A timeout is not an error: without listeners, upstream is polled.
         let _ = timeout(LISTENING_MAX, async {
-            while ApiDefinitionKind::ALL.iter().any(|from| listening.get(*from).is_none()) {
+            while listening.contains(&None) {
                 if let Some((from, event)) = messages.recv().await {
                     record(&mut listening, from, event);
                 }
@@ -121,7 +121,7 @@ impl DiscoveryLoop {
                     } else if record(&mut listening, from, event) {
                         schedule.change(now);
                     }
-                    if !are_all_listening(&listening) {
+                    if listening != ALL_LISTENING {
                         schedule.set_coverage(self.coverage(true, &listening));
                     }
                 }
@@ -165,8 +165,7 @@ impl DiscoveryLoop {
     /// Returns how completely changes are observed from now on.
     fn coverage(&self, is_success: bool, listening: &Listening) -> DefinitionWatchCoverage {
         let catalog = &self.retrier.catalog;
-        let reads = catalog.reads();
-        match (is_success, are_all_listening(listening), reads.definitions || reads.services) {
+        match (is_success, *listening == ALL_LISTENING, catalog.reads().contains(&true)) {
             (false, ..) | (true, false, true) => DefinitionWatchCoverage::Part,
             (true, true, _) => DefinitionWatchCoverage::All,
             (true, false, false) => DefinitionWatchCoverage::Nothing { retry_after: catalog.refused_until() },
@@ -194,6 +193,7 @@ impl DiscoveryLoop {
 
 /// Whether each listener observes all changes; `None` before its first report.
 type Listening = PerApiDefinitionKind<Option<bool>>;
+const ALL_LISTENING: Listening = [Some(true); ApiDefinitionKind::ALL.len()];
 
 /// Records a listener's state. Returns whether upstream's resources may have changed, so that they must be requested.
 fn record(listening: &mut Listening, from: ApiDefinitionKind, event: ApiDefinitionWatcherEvent) -> bool {
@@ -203,9 +203,5 @@ fn record(listening: &mut Listening, from: ApiDefinitionKind, event: ApiDefiniti
         ApiDefinitionWatcherEvent::Listening => true,
         ApiDefinitionWatcherEvent::Disconnected => false,
     };
-    listening.get_mut(from).replace(is_listening) != Some(is_listening) && is_listening
-}
-
-fn are_all_listening(listening: &Listening) -> bool {
-    ApiDefinitionKind::ALL.iter().all(|from| *listening.get(*from) == Some(true))
+    listening[from as usize].replace(is_listening) != Some(is_listening) && is_listening
 }

@@ -2,7 +2,7 @@
 
 use crate::feeds::{FeedHandle, FeedRegistry, FeedScope};
 use crate::serve::feed_spec;
-use crate::upstream::{ResourceCatalog, UpstreamClient};
+use crate::upstream::{ApiDefinitionKind, ResourceCatalog, UpstreamClient};
 use kubeapi::Gvr;
 
 /// The parts that upstream may have refused, and that retry when the proxy's permissions may have changed.
@@ -18,7 +18,7 @@ pub(super) struct RefusedReadRetrier {
 impl RefusedReadRetrier {
     /// Whether the proxy follows cluster-wide objects: RBAC, and the definitions of resources.
     fn follow_cluster(&self) -> bool {
-        follow_cluster(self.on_node, self.catalog.reads().definitions)
+        follow_cluster(self.on_node, self.catalog.reads()[ApiDefinitionKind::Definitions as usize])
     }
 
     /// Returns the feed of a cluster-wide resource; `None` if the proxy does not follow it, or cannot.

@@ -109,14 +109,9 @@ struct ResourceCatalogState {
     served: ServedResources,
 }
 
-/// The documents that are requested in addition to discovery, and that upstream may refuse.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PerApiDefinitionKind<T> {
-    /// The value for `CustomResourceDefinitions`.
-    pub definitions: T,
-    /// The value for `APIServices`, which list the APIs of the aggregation layer.
-    pub services: T,
-}
+/// A value for each of the documents that are requested in addition to discovery, and that upstream may refuse. The index
+/// is the [`ApiDefinitionKind`].
+pub type PerApiDefinitionKind<T> = [T; ApiDefinitionKind::ALL.len()];
 
 #[derive(Debug, Default)]
 struct DiscoveryAttempts {
@@ -166,7 +161,7 @@ impl ResourceCatalog {
     /// decides.
     pub fn is_removed(&self, custom: &Gvr) -> bool {
         let served = &self.shared.state.read().served;
-        served.read.definitions && !served.resources.contains_key(custom)
+        served.read[ApiDefinitionKind::Definitions as usize] && !served.resources.contains_key(custom)
     }
 
     /// Returns which documents the proxy's identity could read at the last discovery.
@@ -182,15 +177,13 @@ impl ResourceCatalog {
     /// Returns the time of the next request for a document that the proxy's identity may not read, if there is one.
     pub fn refused_until(&self) -> Option<Instant> {
         let refused = self.shared.refused.lock();
-        [&refused.definitions, &refused.services].into_iter().filter_map(|one| one.next_retry(self.shared.policy)).min()
+        refused.iter().filter_map(|one| one.next_retry(self.shared.policy)).min()
     }
 
     /// Schedules an early retry of documents that the proxy's identity may not read, because its permissions may have
     /// changed.
     pub fn permissions_changed(&self) {
-        let mut refused = self.shared.refused.lock();
-        let PerApiDefinitionKind { definitions, services } = &mut *refused;
-        for refused in [definitions, services] {
+        for refused in self.shared.refused.lock().iter_mut() {
             refused.permissions_changed(self.shared.policy);
         }
     }
@@ -209,9 +202,10 @@ impl ResourceCatalog {
             *self.shared.failure.lock() = Some(error.into());
         })?;
         let mut state = self.shared.state.write();
-        let is_hidden = !state.known.from_feeds.definitions
-            && found.definitions.iter().any(|(kind, all)| *kind == ApiDefinitionKind::Definitions && all.is_none());
-        if is_hidden && state.served.read.definitions {
+        let definitions = ApiDefinitionKind::Definitions;
+        let is_hidden = !state.known.from_feeds[definitions as usize]
+            && found.definitions.iter().any(|(kind, all)| *kind == definitions && all.is_none());
+        if is_hidden && state.served.read[definitions as usize] {
             // Without the definitions, all custom resources and their watches would be lost.
             if attempts.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED_MAX {
                 return Err(UpstreamError::HiddenDefinitions);
@@ -263,8 +257,8 @@ impl ResourceCatalog {
 
     /// Returns the time since which nothing has changed that discovery depends on; `None` if a change may go unnoticed.
     pub fn unchanged_since(&self) -> Option<Instant> {
-        let PerApiDefinitionKind { definitions, services } = self.shared.state.read().known.from_feeds;
-        (definitions && services).then(|| *self.shared.changed_at.lock())
+        let from_feeds = self.shared.state.read().known.from_feeds;
+        (from_feeds == [true; 2]).then(|| *self.shared.changed_at.lock())
     }
 
     /// Whether upstream itself serves this group or group version, rather than a server behind it.
@@ -282,14 +276,14 @@ impl ResourceCatalog {
         self.mark_changed();
         let mut state = self.shared.state.write();
         state.known.define(from, Some(all));
-        *state.known.from_feeds.get_mut(from) = true;
-        self.shared.refused.lock().get_mut(from).accepted();
+        state.known.from_feeds[from as usize] = true;
+        self.shared.refused.lock()[from as usize].accepted();
         state.recompute()
     }
 
     /// Records that the feed of `from` is lost: the known contents stay, and they are requested from upstream again.
     pub fn feed_lost(&self, from: ApiDefinitionKind) {
-        *self.shared.state.write().known.from_feeds.get_mut(from) = false;
+        self.shared.state.write().known.from_feeds[from as usize] = false;
         self.mark_changed();
     }
 
@@ -305,7 +299,7 @@ impl ResourceCatalog {
         }
         let from_feeds = self.shared.state.read().known.from_feeds;
         // After discovery, so that a definition created or deleted in between takes effect.
-        for kind in ApiDefinitionKind::ALL.into_iter().filter(|kind| !from_feeds.get(*kind)) {
+        for kind in ApiDefinitionKind::ALL.into_iter().filter(|kind| !from_feeds[*kind as usize]) {
             found.definitions.push((kind, self.definitions(kind).await?));
         }
         // A failure is ignored, because continue tokens of either spelling are continued.
@@ -337,17 +331,17 @@ impl ResourceCatalog {
     async fn definitions(&self, from: ApiDefinitionKind) -> Result<Option<Vec<ApiDefinition>>, UpstreamError> {
         let ResourceCatalogShared { policy, refused, .. } = &*self.shared;
         // A list that was readable last time is requested regardless of later refusals.
-        let is_known = *self.reads().get(from);
-        if !is_known && refused.lock().get(from).is_backing_off(Instant::now(), *policy) {
+        let is_known = self.reads()[from as usize];
+        if !is_known && refused.lock()[from as usize].is_backing_off(Instant::now(), *policy) {
             return Ok(None);
         }
         match self.client.fetch(UpstreamRequestCause::Definitions, &from.gvr().path(), JSON).await {
             Ok((_, body)) => {
-                refused.lock().get_mut(from).accepted();
+                refused.lock()[from as usize].accepted();
                 Ok(from.read_list(&body))
             }
             Err(error) if error.code() == Some(403) => {
-                refused.lock().get_mut(from).refused(Instant::now(), *policy);
+                refused.lock()[from as usize].refused(Instant::now(), *policy);
                 Ok(None)
             }
             Err(error) if error.code() == Some(404) => Ok(None),
@@ -363,22 +357,6 @@ impl ResourceCatalogState {
         let changed = self.served != served;
         self.served = served;
         changed
-    }
-}
-
-impl<T> PerApiDefinitionKind<T> {
-    pub fn get(&self, which: ApiDefinitionKind) -> &T {
-        match which {
-            ApiDefinitionKind::Definitions => &self.definitions,
-            ApiDefinitionKind::Services => &self.services,
-        }
-    }
-
-    pub fn get_mut(&mut self, which: ApiDefinitionKind) -> &mut T {
-        match which {
-            ApiDefinitionKind::Definitions => &mut self.definitions,
-            ApiDefinitionKind::Services => &mut self.services,
-        }
     }
 }
 

@@ -94,7 +94,7 @@ impl DiscoveryState {
         self.protobuf = found.protobuf.unwrap_or(self.protobuf);
         self.minor = found.minor.or(self.minor);
         for (kind, all) in &found.definitions {
-            if !*self.from_feeds.get(*kind) {
+            if !self.from_feeds[*kind as usize] {
                 self.define(*kind, all.as_ref());
             }
         }
@@ -130,8 +130,7 @@ impl DiscoveryState {
                 resources.insert(resource.gvr.clone(), Arc::new(resource));
             }
         }
-        let read = PerApiDefinitionKind { definitions: self.custom.is_some(), services: self.aggregated.is_some() };
-        ServedResources { resources, read, minor: self.minor }
+        ServedResources { resources, read: [self.custom.is_some(), self.aggregated.is_some()], minor: self.minor }
     }
 
     /// Returns the kind of server behind a resource. In doubt it is another server, whose resources are not cached.
