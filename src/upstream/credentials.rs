@@ -37,16 +37,16 @@ pub enum CredentialSource {
 /// The names of a client's credentials in logs and metrics. Two clients with the same names would overwrite each
 /// other's state.
 #[derive(Debug, Clone, Copy)]
-pub struct CredentialNames {
+pub(super) struct CredentialNames {
     pub(super) files: &'static str,
     pub(super) token: &'static str,
     certificate: &'static str,
 }
 
 impl CredentialNames {
-    pub const OWN: Self =
+    pub(super) const OWN: Self =
         Self { files: "upstream_credentials", token: "upstream_token", certificate: "upstream_certificate" };
-    pub const IMPERSONATOR: Self = Self {
+    pub(super) const IMPERSONATOR: Self = Self {
         files: "impersonator_credentials",
         token: "impersonator_token",
         certificate: "impersonator_certificate",
