@@ -163,7 +163,7 @@ impl BoundApp {
             client,
             forwarder,
             catalog: retrier.catalog.clone(),
-            feeds: feeds.clone(),
+            feeds,
             authorizer: authorizer.clone(),
             browsers: settings.browsers.clone(),
             concurrency: ConcurrencyLimits::new(&config.serve.limits),
