@@ -188,6 +188,15 @@ fn sidecar_manifest_sets_memory_limit_probes_and_grace_period() {
     assert!(grace >= drain + 5, "the drain, and then the last records");
 }
 
+/// With one node at a time, a rollout in a cluster of 5,000 nodes would take half a day.
+#[test]
+fn node_proxies_are_replaced_on_a_share_of_the_nodes_at_once() {
+    let text = kustomized("node/daemonset.yaml");
+    let daemon_set = of_kind(&text, "DaemonSet").next().expect("there is one");
+    let expected = serde_json::json!({"maxSurge": "1%", "maxUnavailable": 0});
+    assert_eq!(daemon_set["spec"]["updateStrategy"]["rollingUpdate"], expected);
+}
+
 #[test]
 fn image_contains_only_daemon_and_release_contains_tools() {
     let builds = |script: &'static str| -> Vec<&str> {
