@@ -197,6 +197,16 @@ fn node_proxies_are_replaced_on_a_share_of_the_nodes_at_once() {
     assert_eq!(daemon_set["spec"]["updateStrategy"]["rollingUpdate"], expected);
 }
 
+/// The image is for Linux, and the DaemonSet tolerates all taints, also those of Windows nodes.
+#[test]
+fn pods_are_scheduled_to_linux_nodes_only() {
+    for name in ["central/deployment.yaml", "zone/deployment.yaml", "node/daemonset.yaml"] {
+        let workload = documents(&kustomized(name)).next().expect("there is one");
+        let selector = &workload["spec"]["template"]["spec"]["nodeSelector"];
+        assert_eq!(*selector, serde_json::json!({"kubernetes.io/os": "linux"}), "{name}");
+    }
+}
+
 #[test]
 fn image_contains_only_daemon_and_release_contains_tools() {
     let builds = |script: &'static str| -> Vec<&str> {
