@@ -207,6 +207,20 @@ fn pods_are_scheduled_to_linux_nodes_only() {
     }
 }
 
+/// A policy sees the ports of pods: those of OpenShift's DNS listen on 5353.
+#[test]
+fn network_policies_permit_every_dns() {
+    for name in ["central/network.yaml", "zone/network.yaml", "node/network.yaml"] {
+        let policy = documents(&kustomized(name)).next().expect("there is one");
+        let rules = policy["spec"]["egress"].as_array().cloned().unwrap_or_default();
+        let ports: Vec<_> = rules.iter().filter_map(|rule| rule["ports"].as_array()).flatten().cloned().collect();
+        for (port, protocol) in [(53, "UDP"), (53, "TCP"), (5353, "UDP"), (5353, "TCP")] {
+            let needed = serde_json::json!({"port": port, "protocol": protocol});
+            assert!(ports.contains(&needed), "{name}: {port} {protocol}");
+        }
+    }
+}
+
 #[test]
 fn image_contains_only_daemon_and_release_contains_tools() {
     let builds = |script: &'static str| -> Vec<&str> {

@@ -48,6 +48,7 @@ spec:
   tolerations: [{operator: Exists}]
   {{- end }}
   securityContext:
+    # OpenShift permits this user and group only with the SCC nonroot-v2 (`oc adm policy add-scc-to-user`).
     runAsNonRoot: true
     runAsUser: 65532
     runAsGroup: 65532
