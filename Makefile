@@ -476,7 +476,7 @@ manifests-check: $(HELM) ## Are the manifests of deploy/kustomize those of the c
 chart: $(HELM) ## The guide's `helm install` on a real control plane, and its proxy run (Helm, built once: minutes)
 	@tests/kube/build.sh
 	HELM=$(CURDIR)/$(HELM) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture install::helm_chart
+	  $(CARGO) test $(LOCKED) --test direct --test conformance $(ARGS) -- --nocapture helm_chart
 
 $(HELM):
 	GOBIN=$(CURDIR)/target/tools/bin CGO_ENABLED=0 tests/kube/go.sh install helm.sh/helm/v4/cmd/helm@v4.3.1

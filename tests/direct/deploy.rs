@@ -221,6 +221,43 @@ fn network_policies_permit_every_dns() {
     }
 }
 
+/// With Helm, which `make chart` builds.
+#[test]
+fn helm_chart_renders_addresses_files_and_values_of_older_versions() {
+    let Some(helm) = std::env::var_os("HELM") else { return };
+    let render = |template: &str, values: &[&str]| {
+        let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/chart");
+        let mut command = std::process::Command::new(&helm);
+        command.args(["template", "kube-fanout", chart, "--show-only", template]).args(values);
+        let output = command.output().expect("Helm runs");
+        let rendered = String::from_utf8_lossy(&output.stdout).into_owned();
+        if output.status.success() { Ok(rendered) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+    };
+    let service = |version: &str| {
+        render("templates/service.yaml", &["--set", "form=zone", "--kube-version", version]).expect("it renders")
+    };
+    assert!(service("1.33.4").contains("trafficDistribution: PreferClose\n"), "{}", service("1.33.4"));
+    assert!(service("1.34.0-eks-1").contains("trafficDistribution: PreferSameZone\n"));
+
+    let values = "bindIP=[::],form=node,extraVolumes[0].name=zone,extraVolumes[0].configMap.name=zone,\
+                  extraVolumeMounts[0].name=zone,extraVolumeMounts[0].mountPath=/etc/kube-fanout/zone";
+    let text = render("templates/daemonset.yaml", &["--set", values]).expect("it renders");
+    let daemon_set = documents(&text).find(|document| !document.is_null()).expect("there is one");
+    let pod = &daemon_set["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    let listeners = ["--listen=[::]:8443", "--healthz-bind-address=[::]:10256", "--metrics-bind-address=[::]:10249"];
+    assert!(listeners.iter().all(|flag| list(container, "args").contains(flag)), "{container}");
+    let last = |list: &Value| list.as_array().and_then(|list| list.last()).cloned();
+    assert_eq!(last(&pod["volumes"]), Some(serde_json::json!({"name": "zone", "configMap": {"name": "zone"}})));
+    let mount = serde_json::json!({"name": "zone", "mountPath": "/etc/kube-fanout/zone"});
+    assert_eq!(last(&container["volumeMounts"]), Some(mount));
+    let monitor = ["--set", "serviceMonitor.enabled=true,serviceMonitor.labels.release=prometheus-1"];
+    let text = render("templates/metrics.yaml", &monitor).expect("it renders");
+    assert!(text.contains("labels: {app.kubernetes.io/name: kube-fanout, release: \"prometheus-1\"}\n"), "{text}");
+    let refused = render("templates/daemonset.yaml", &["--set", "form=node,bindIP=::"]).expect_err("no brackets");
+    assert!(refused.contains("bindIP"), "{refused}");
+}
+
 #[test]
 fn image_contains_only_daemon_and_release_contains_tools() {
     let builds = |script: &'static str| -> Vec<&str> {

@@ -89,6 +89,11 @@ spec:
       args:
         - serve
         - --config=/etc/kube-fanout/config.yaml
+        {{- with .Values.bindIP }}
+        - --listen={{ . }}:8443
+        - --healthz-bind-address={{ . }}:10256
+        - --metrics-bind-address={{ . }}:10249
+        {{- end }}
         {{- if eq .Values.metrics.auth "delegated" }}
         - --metrics-auth=delegated
         {{- end }}
@@ -144,6 +149,9 @@ spec:
         - {name: impersonator, mountPath: /etc/kube-fanout/impersonator, readOnly: true}
         - {name: impersonator-token, mountPath: /etc/kube-fanout/impersonator-token, readOnly: true}
         {{- end }}
+        {{- with .Values.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
   volumes:
     - name: config
       configMap: {name: {{ $name }}}
@@ -157,5 +165,8 @@ spec:
       configMap: {name: {{ $name }}-impersonator}
     - name: impersonator-token
       secret: {secretName: {{ $name }}-impersonator, defaultMode: 288}
+    {{- end }}
+    {{- with .Values.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
     {{- end }}
 {{- end }}
