@@ -153,6 +153,19 @@ fn dashboard_queries_use_existing_metrics_and_labels() {
     assert_none("queries that have no answer", &problems);
 }
 
+/// With thousands of proxies, a line for each makes a panel unreadable and the browser slow.
+#[test]
+fn dashboard_panels_show_few_of_thousands_of_proxies() {
+    let series = series();
+    let is_long = |query: &Query| {
+        let answer = promql::check(&as_grafana_sends(&query.expression), &series).expect("it is checked above").0;
+        matches!(answer, Answer::Vector(labels) if labels.contains("instance"))
+            && !query.expression.contains("topk(20, ")
+    };
+    let long: Vec<_> = queries(&dashboard()).iter().filter(|query| is_long(query)).map(|of| of.panel.clone()).collect();
+    assert_none("panels with a line for each proxy", &long);
+}
+
 #[test]
 fn dashboard_panels_are_unique_and_use_data_source_variable() {
     let dashboard = dashboard();
