@@ -35,7 +35,16 @@ fn help_of_each_command_exits_with_0() {
 
 #[test]
 fn wrong_usage_exits_with_64() {
-    for arguments in [&[][..], &["serve"], &["demo", "--pods", "many"], &["demo", "--pods", "0"]] {
+    for arguments in [
+        &[][..],
+        &["serve"],
+        &["demo", "--pods", "many"],
+        &["demo", "--pods", "0"],
+        // An apiserver takes 0 for its own default, half an hour or more.
+        &["fanout", "tail", "pods", "--seconds", "0"],
+        &["fanout", "top", "--output", "json"],
+        &["fanout", "status", "--node", "n7"],
+    ] {
         let output = run(arguments);
         assert_eq!(output.status.code(), Some(USAGE), "{arguments:?}");
         assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");

@@ -28,7 +28,13 @@ pub(super) fn plugin_verb() -> Option<Result<FanoutSubcommand, clap::Error>> {
 pub enum FanoutSubcommand {
     /// Show whether a proxy is ready, what it caches, and the state of its feeds
     #[command(name = "status", after_help = STATUS_EXAMPLES)]
-    State(AdminArguments),
+    State {
+        #[command(flatten)]
+        admin: AdminArguments,
+        /// Output format
+        #[arg(long, short, value_name = "FORMAT", default_value = "text")]
+        output: OutputFormat,
+    },
     /// Show feeds, watches and rates live: interactive on a terminal, plain text elsewhere
     #[command(after_help = TOP_KEYS)]
     Top {
@@ -58,6 +64,9 @@ pub enum FanoutSubcommand {
         /// Maximum number of watches, and of entries of each kind
         #[arg(long, value_name = "N", default_value_t = 20)]
         limit: usize,
+        /// Output format
+        #[arg(long, short, value_name = "FORMAT", default_value = "text")]
+        output: OutputFormat,
     },
     /// Compare a proxy's cache with upstream at one resourceVersion: by key, resourceVersion and bytes
     #[command(after_help = DIFF_EXAMPLES)]
@@ -93,7 +102,7 @@ pub enum FanoutSubcommand {
         #[arg(long, value_name = "VERSION")]
         from: Option<String>,
         /// Stop after this many seconds [default: when the server ends the watch]
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         seconds: Option<u64>,
         #[command(flatten)]
         server: ServerArguments,
@@ -115,15 +124,18 @@ pub struct AdminArguments {
     /// Namespace of those pods [default: kubectl's namespace]
     #[arg(long, short, value_name = "NAME", requires = "pods")]
     pub namespace: Option<String>,
+    /// Only the pods on this node
+    #[arg(long, value_name = "NAME", requires = "pods")]
+    pub node: Option<String>,
+    /// Context of the kubeconfig that kubectl uses for those pods
+    #[arg(long, value_name = "NAME", requires = "pods")]
+    pub context: Option<String>,
     /// Port of the admin pages in those pods
     #[arg(long, value_name = "PORT", default_value_t = 9090)]
     pub pod_port: u16,
     /// File with a bearer token, for the pages that show clients
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Output format
-    #[arg(long, short, value_name = "FORMAT", default_value = "text")]
-    pub output: OutputFormat,
 }
 
 /// The client address of a proxy, and the credentials to use there.
@@ -189,8 +201,10 @@ const STATUS_EXAMPLES: &str = "\
 Examples:
   The proxy on this machine:
     kubectl fanout status
-  All proxies of a DaemonSet:
+  All proxies of a namespace, at most 64:
     kubectl fanout status --pods app.kubernetes.io/name=kube-fanout -n kube-fanout
+  The proxy of one node:
+    kubectl fanout status --pods app.kubernetes.io/name=kube-fanout -n kube-fanout --node n7
 
 Exit codes: 0 healthy, 1 unhealthy, 2 inconclusive, 64 usage error.";
 
@@ -209,7 +223,7 @@ Keys:
 Examples:
   The proxy on this machine, with its watches:
     kubectl fanout top --address unix:/run/kube-fanout/admin.sock
-  All proxies of a DaemonSet:
+  All proxies of a namespace, at most 64:
     kubectl fanout top --pods app.kubernetes.io/name=kube-fanout -n kube-fanout
   Print once, for a script:
     kubectl fanout top --times 1

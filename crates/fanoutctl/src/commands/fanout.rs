@@ -30,16 +30,14 @@ pub fn run(verb: FanoutSubcommand) -> LocalBoxFuture<'static, Result<CommandOutp
 async fn run_verb(verb: FanoutSubcommand) -> Result<CommandOutput, String> {
     let wrong = |error: InspectError| error.to_string();
     match verb {
-        FanoutSubcommand::State(admin) => {
+        FanoutSubcommand::State { admin, output } => {
             let (proxies, _held, failures) = proxies(&admin).await?;
-            Ok(output_of(status(&proxies).await, admin.output).with(failures))
+            Ok(output_of(status(&proxies).await, output).with(failures))
         }
         FanoutSubcommand::Top { admin, every, times } => {
             let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
             let form = match terminal_colours() {
-                Some(has_colours) if is_terminal && times.is_none() && admin.output == OutputFormat::Text => {
-                    TopOutput::Screen { has_colours }
-                }
+                Some(has_colours) if is_terminal && times.is_none() => TopOutput::Screen { has_colours },
                 _ => TopOutput::Text,
             };
             let order = TopOptions { every, times, form };
@@ -49,10 +47,10 @@ async fn run_verb(verb: FanoutSubcommand) -> Result<CommandOutput, String> {
             }
             Ok(CommandOutput { text: String::new(), is_well: true, failures })
         }
-        FanoutSubcommand::Explain { admin, user, agent, resource, limit } => {
+        FanoutSubcommand::Explain { admin, user, agent, resource, limit, output } => {
             let order = ExplainOptions { user, agent, resource, limit };
             let (proxies, _held, failures) = proxies(&admin).await?;
-            Ok(output_of(explain(&proxies, &order).await, admin.output).with(failures))
+            Ok(output_of(explain(&proxies, &order).await, output).with(failures))
         }
         FanoutSubcommand::Diff { resource, namespace, upstream, server, output } => {
             let (proxy, upstream) = (reach(&server, Some(server.proxy.clone()))?, reach(&server, upstream)?);
@@ -95,7 +93,8 @@ async fn proxies(admin: &AdminArguments) -> Result<ReachedProxies, String> {
     };
     let token = admin.token_file.as_ref().map(read).transpose()?;
     if let Some(selector) = admin.pods.clone() {
-        let order = ProxyPodSelector { selector, namespace: admin.namespace.clone(), port: admin.pod_port, token };
+        let (namespace, node, context) = (admin.namespace.clone(), admin.node.clone(), admin.context.clone());
+        let order = ProxyPodSelector { selector, namespace, node, context, port: admin.pod_port, token };
         let (mut targets, mut forwards, mut failures) = ReachedProxies::default();
         for reached in forward(&order).await.map_err(|error| error.to_string())? {
             match reached {

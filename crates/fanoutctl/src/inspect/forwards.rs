@@ -20,6 +20,10 @@ pub struct ProxyPodSelector {
     pub selector: String,
     /// The namespace of the pods; `None` selects kubectl's current namespace.
     pub namespace: Option<String>,
+    /// The node of the pods; `None` selects the pods of all nodes.
+    pub node: Option<String>,
+    /// The context of kubectl's kubeconfig; `None` selects the current one.
+    pub context: Option<String>,
     pub port: u16,
     pub token: Option<String>,
 }
@@ -49,7 +53,7 @@ const AT_ONCE: usize = 8;
 /// The name and the phase of each pod, one pod a line.
 const POD_PHASES: &str = "jsonpath={range .items[*]}pod/{.metadata.name} {.status.phase}{\"\\n\"}{end}";
 /// Selects the pods that have not ended.
-const ACTIVE: &str = "--field-selector=status.phase!=Succeeded,status.phase!=Failed";
+const ACTIVE: &str = "status.phase!=Succeeded,status.phase!=Failed";
 
 /// Finds the pods that have not ended, and forwards a local port to each. A pod that cannot be reached is an error in
 /// the result.
@@ -59,16 +63,15 @@ const ACTIVE: &str = "--field-selector=status.phase!=Succeeded,status.phase!=Fai
 pub async fn forward(
     order: &ProxyPodSelector,
 ) -> Result<Vec<Result<(ProxyTarget, PodPortForward), InspectError>>, InspectError> {
-    let mut get = order.kubectl();
-    get.args(["get", "pods", "-o", POD_PHASES, ACTIVE, "-l", &order.selector]);
-    let output = get.output().await.map_err(|error| InspectError::of(KUBECTL, error))?;
+    let output = order.listing().output().await.map_err(|error| InspectError::of(KUBECTL, error))?;
     if !output.status.success() {
         return Err(InspectError::of("kubectl get pods", String::from_utf8_lossy(&output.stderr).trim()));
     }
     let pods: Vec<_> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
     if pods.is_empty() || pods.len() > PODS_MAX {
-        let why = format!("{} pods match {}; expected 1 to {PODS_MAX}", pods.len(), order.selector);
-        return Err(InspectError(why));
+        let (count, selector) = (pods.len(), &order.selector);
+        let hint = if pods.is_empty() { "" } else { "; select the pods of one node with --node" };
+        return Err(InspectError(format!("{count} pods match {selector}, expected 1 to {PODS_MAX}{hint}")));
     }
     let forwards = pods.into_iter().map(async |pod| {
         let (pod, phase) = pod.split_once(' ').unwrap_or((&pod, ""));
@@ -87,11 +90,23 @@ pub async fn forward(
 impl ProxyPodSelector {
     fn kubectl(&self) -> Command {
         let mut command = Command::new(KUBECTL);
+        if let Some(context) = &self.context {
+            command.args(["--context", context]);
+        }
         if let Some(namespace) = &self.namespace {
             command.args(["-n", namespace]);
         }
         command.stdin(Stdio::null()).kill_on_drop(true);
         command
+    }
+
+    /// Returns the command that lists the pods.
+    fn listing(&self) -> Command {
+        let node = self.node.as_ref().map(|node| format!(",spec.nodeName={node}")).unwrap_or_default();
+        let mut get = self.kubectl();
+        get.args(["get", "pods", "-o", POD_PHASES, "-l", &self.selector, "--field-selector"]);
+        get.arg(format!("{ACTIVE}{node}"));
+        get
     }
 
     /// Opens a forward to a pod, and returns it with its local port.
@@ -170,6 +185,27 @@ fn port(line: &str) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kubectl_lists_the_pods_of_one_node_in_one_context() {
+        let mut order = ProxyPodSelector {
+            selector: "app=x".to_owned(),
+            namespace: Some("y".to_owned()),
+            node: None,
+            context: None,
+            port: 9090,
+            token: None,
+        };
+        let arguments = |order: &ProxyPodSelector| {
+            let listing = order.listing();
+            let words: Vec<_> = listing.as_std().get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+            words.join(" ").replace(POD_PHASES, "PHASES")
+        };
+        let all = "get pods -o PHASES -l app=x --field-selector status.phase!=Succeeded,status.phase!=Failed";
+        assert_eq!(arguments(&order), format!("-n y {all}"));
+        (order.node, order.context) = (Some("n7".to_owned()), Some("prod".to_owned()));
+        assert_eq!(arguments(&order), format!("--context prod -n y {all},spec.nodeName=n7"));
+    }
 
     #[test]
     fn port_is_parsed_from_kubectl_output() {
