@@ -1,5 +1,6 @@
 use std::fmt::Write as _;
 
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use super::reasons::{meaning, refusal};
@@ -21,8 +22,9 @@ pub struct ExplainOptions {
 pub async fn explain(proxies: &[ProxyTarget], order: &ExplainOptions) -> InspectReport {
     let query = order.query();
     let (mut text, mut found, mut failures) = (String::new(), Vec::new(), Vec::new());
-    for proxy in proxies {
-        let (watches, recent) = match pages(proxy, &query).await {
+    let all_pages = join_all(proxies.iter().map(|proxy| pages(proxy, &query))).await;
+    for (proxy, pages) in proxies.iter().zip(all_pages) {
+        let (watches, recent) = match pages {
             Ok(pages) => pages,
             Err(error) => {
                 failures.push(error);
@@ -89,7 +91,7 @@ fn write(text: &mut String, watches: &Value, recent: &Value) {
     let kinds = [("ended watches", "ended"), ("refused requests", "refused"), ("forwarded requests", "forwarded")];
     for (title, key) in kinds {
         let rows = recent[key].as_array().map(Vec::as_slice).unwrap_or_default();
-        let _ = writeln!(text, "  {title}, latest first: {}", if rows.is_empty() { "none" } else { "" }.trim_end());
+        let _ = writeln!(text, "  {title}, latest first:{}", if rows.is_empty() { " none" } else { "" });
         for row in rows {
             let _ = writeln!(text, "    {}", printable(&happened(row, key)));
         }

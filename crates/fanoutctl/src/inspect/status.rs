@@ -1,6 +1,7 @@
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use super::metrics::MetricsText;
@@ -28,11 +29,11 @@ pub(super) struct ProxyStatus {
     pub(super) metrics: MetricsText,
 }
 
-/// Reports the status of each proxy.
+/// Reports the status of each proxy. All are asked at once, because each that does not respond takes a timeout.
 pub async fn status(proxies: &[ProxyTarget]) -> InspectReport {
     let (mut text, mut json, mut is_well, mut failures) = (String::new(), Vec::new(), true, Vec::new());
-    for proxy in proxies {
-        let of = match ProxyStatus::of(proxy).await {
+    for of in join_all(proxies.iter().map(ProxyStatus::of)).await {
+        let of = match of {
             Ok(of) => of,
             Err(error) => {
                 failures.push(error);
@@ -181,7 +182,29 @@ pub(super) fn row(feed: &Value) -> Vec<String> {
 mod tests {
     use std::time::Duration;
 
+    use base::AdminPageAddress;
+    use tokio::net::TcpListener;
+    use tokio::time::timeout;
+
     use super::*;
+
+    /// A proxy that does not respond takes 15 s.
+    #[tokio::test]
+    async fn silent_proxies_are_asked_at_the_same_time() {
+        let bind = async || TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let listeners = [bind().await, bind().await];
+        let targets = listeners.each_ref().map(|listener| {
+            let address = listener.local_addr().expect("bound").to_string();
+            ProxyTarget { name: address.clone(), place: AdminPageAddress::Tcp(address), token: None }
+        });
+        let accepting = async {
+            let connections = (listeners[0].accept().await, listeners[1].accept().await);
+            drop((connections, listeners));
+        };
+        let asked = async { tokio::join!(status(&targets), accepting) };
+        let (report, ()) = timeout(Duration::from_secs(10), asked).await.expect("the second one is asked at once");
+        assert_eq!(report.failures.len(), 2);
+    }
 
     #[test]
     fn failed_reload_and_expired_certificate_are_reported() {
