@@ -6,6 +6,7 @@ use futures_util::future::join_all;
 use kube_fanout::auth::AuthMode;
 use kube_fanout::net::ListenAddress;
 use serde_json::Value;
+use tokio::io::AsyncReadExt as _;
 
 use crate::direct::{self, Dir, Ended, PATIENCE, PODS, Protocol, Watch, eventually};
 use crate::process::{Output, kubeconfig, run, run_called};
@@ -286,6 +287,24 @@ async fn port_forward_restarts_after_kubectl_exits() {
     eventually("there is another one", called).await;
     let first = std::fs::read_to_string(&calls).unwrap_or_default();
     assert!(first.starts_with("port-forward --address 127.0.0.1 pod/one :9090\n"), "{first}");
+}
+
+/// As in `kubectl fanout top | head -1`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn top_ends_without_error_when_its_output_is_closed() {
+    let up = demo::upstream().pods(2).run().await;
+    let app = direct::app(&up).run().await;
+    let admin = app.admin_client().url();
+    let mut top = tokio::process::Command::new(env!("CARGO_BIN_EXE_kube-fanout"));
+    top.args(["fanout", "top", "--address", &admin, "--every", "10ms"]).kill_on_drop(true);
+    top.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let mut top = top.spawn().expect("it runs");
+    let mut stdout = top.stdout.take().expect("a pipe");
+    assert!(stdout.read_u8().await.is_ok(), "it prints");
+    drop(stdout);
+    let output = direct::within("its end", top.wait_with_output()).await.expect("it ends");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(0) && errors.is_empty(), "{errors}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -22,6 +22,7 @@ pub use explain::{ExplainOptions, explain};
 pub use forwards::{PodPortForward, ProxyPodSelector, forward};
 pub use server::ApiserverOptions;
 pub use status::status;
+pub(crate) use table::printable;
 pub use tail::{TailOptions, tail};
 pub use top::{TopOptions, TopOutput, top};
 
@@ -42,6 +43,16 @@ pub struct InspectReport {
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0}")]
 pub struct InspectError(String);
+
+/// Returns whether standard output still has a reader, by the result of a write. A pipe that was closed, as by `head`,
+/// is no error.
+fn is_read(written: std::io::Result<()>) -> Result<bool, InspectError> {
+    match written {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(InspectError::of("standard output", error)),
+    }
+}
 
 impl InspectError {
     fn of(what: &str, why: impl std::fmt::Display) -> Self {

@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader};
 
 use crate::arguments::EstimateArguments;
 use crate::estimate::{AgentLoadRow, EstimateOptions, LoadEstimate, estimate};
+use crate::inspect::printable;
 
 /// Reads the log and formats the estimate.
 ///
@@ -37,7 +38,8 @@ pub fn run(arguments: &EstimateArguments) -> Result<String, String> {
 }
 
 fn write_row(text: &mut String, AgentLoadRow { agent, resource, lists, watches, gets, rest }: &AgentLoadRow) {
-    let cut = |text: &str, to: usize| text.chars().take(to).collect::<String>();
+    // Clients choose their user agents.
+    let cut = |text: &str, to: usize| printable(text).chars().take(to).collect::<String>();
     let (agent, resource) = (cut(agent, 40), cut(resource, 36));
     let _ = writeln!(text, "{agent:<40} {resource:<36} {lists:>9} {watches:>9} {gets:>9} {rest:>9}");
 }
@@ -89,4 +91,17 @@ fn text(found: &LoadEstimate, arguments: &EstimateArguments) -> String {
         let _ = writeln!(text, "{} lines cannot be parsed", found.unreadable_lines);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_user_agent_does_not_control_the_terminal() {
+        let row = AgentLoadRow { agent: "a\u{9b}2J\u{202e}b".to_owned(), ..AgentLoadRow::default() };
+        let mut text = String::new();
+        write_row(&mut text, &row);
+        assert!(text.starts_with("a\u{fffd}2J\u{fffd}b "), "{text:?}");
+    }
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::explain::escaped;
 use super::server::{ApiserverConnection, ApiserverOptions, refused};
 use super::table::printable;
-use super::{InspectError, resource};
+use super::{InspectError, is_read, resource};
 use probe::{StreamFrameSplitter, StreamFraming};
 
 /// The resource to watch, and the proxy that serves it.
@@ -67,14 +67,19 @@ pub async fn tail(order: &TailOptions) -> Result<(), InspectError> {
         (None, Some(reason)) => format!("by upstream ({reason})"),
         (None, None) => "by a server that is not kube-fanout".to_owned(),
     };
-    print(&format!("# {}{path}: served {served}\n", server.name), !order.json)?;
+    let about = if order.json { String::new() } else { format!("# {}{path}: served {served}\n", server.name) };
+    if !is_read(print(&about))? {
+        return Ok(());
+    }
     let mut frames = StreamFrameSplitter::new(StreamFraming::Lines);
     while let Some(chunk) = answer.body.chunk().await {
         let chunk = chunk.map_err(|error| InspectError::of(&path, error))?;
         let mut text = String::new();
         let fed = frames.feed(&chunk, |frame| text.push_str(&line(frame, order.json)));
         fed.map_err(|_| InspectError::of(&path, "the frame is too long"))?;
-        print(&text, true)?;
+        if !is_read(print(&text))? {
+            return Ok(());
+        }
     }
     Ok(())
 }
@@ -97,14 +102,10 @@ impl TailOptions {
     }
 }
 
-fn print(text: &str, is_wanted: bool) -> Result<(), InspectError> {
-    if !is_wanted {
-        return Ok(());
-    }
+fn print(text: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .map_err(|error| InspectError::of("standard output", error))
+    out.write_all(text.as_bytes())?;
+    out.flush()
 }
 
 fn line(frame: &[u8], json: bool) -> String {

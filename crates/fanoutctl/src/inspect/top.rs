@@ -28,6 +28,9 @@ pub struct TopOptions {
     pub form: TopOutput,
 }
 
+/// The minimum refresh interval. A shorter one would leave no time for keys and drawing, and load the proxies.
+const EVERY_MIN: Duration = Duration::from_millis(10);
+
 /// The output form of `top`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TopOutput {
@@ -41,7 +44,7 @@ pub enum TopOutput {
 /// Shows the proxies until the user or a signal stops it.
 ///
 /// # Errors
-/// If no proxy responds to the first request, or standard output is closed.
+/// If no proxy responds to the first request, or standard output cannot be written.
 pub async fn top(proxies: &[ProxyTarget], order: &TopOptions) -> Result<(), InspectError> {
     match order.form {
         TopOutput::Screen { has_colours } => terminal::show(proxies, order.every, has_colours).await,

@@ -5,13 +5,13 @@ use futures_util::future::join_all;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
-use super::TopOptions;
 use super::poll::{OpenWatchesQuery, OpenWatchesResult, ProxyPollResult};
 use super::proxy::PolledProxy;
+use super::{EVERY_MIN, TopOptions};
 use crate::inspect::rows::{number, text};
 use crate::inspect::status::{HEAD, row};
 use crate::inspect::table::{bytes, grouped, lines, printable, seconds};
-use crate::inspect::{InspectError, ProxyTarget};
+use crate::inspect::{InspectError, ProxyTarget, is_read};
 
 /// The maximum number of feeds, and of watches, per proxy.
 const ROWS_MAX: usize = 12;
@@ -21,7 +21,7 @@ const NAME_CHARS_MAX: usize = 28;
 /// Prints the status of all proxies at each refresh.
 ///
 /// # Errors
-/// If no proxy responds to the first request, or standard output is closed.
+/// If no proxy responds to the first request, or standard output cannot be written.
 pub(super) async fn print(proxies: &[ProxyTarget], order: &TopOptions) -> Result<(), InspectError> {
     let query = OpenWatchesQuery { sort: "behind", is_up: false, text: String::new(), limit: ROWS_MAX };
     let mut seen: Vec<_> = proxies.iter().map(|proxy| PolledProxy::new(proxy.name.clone(), order.every)).collect();
@@ -36,12 +36,14 @@ pub(super) async fn print(proxies: &[ProxyTarget], order: &TopOptions) -> Result
             proxy.saw(look, Instant::now());
             write(&mut text, proxy);
         }
-        say(&text).map_err(|error| InspectError::of("standard output", error))?;
+        if !is_read(say(&text))? {
+            return Ok(());
+        }
         printed += 1;
         if order.times.is_some_and(|times| printed >= times) {
             return Ok(());
         }
-        sleep(order.every).await;
+        sleep(order.every.max(EVERY_MIN)).await;
     }
 }
 

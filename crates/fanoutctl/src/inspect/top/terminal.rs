@@ -10,6 +10,7 @@ use ratatui::DefaultTerminal;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use super::EVERY_MIN;
 use super::draw::draw;
 use super::keys::{KeyPressEffect, press};
 use super::poll::ProxyPollResult;
@@ -34,9 +35,6 @@ struct ProxyPoller<'a> {
 
 /// The signals that end the loop: SIGTERM, SIGINT and SIGHUP.
 struct ExitSignals(Vec<Signal>);
-
-/// The minimum refresh interval. A shorter one would leave no time for keys and drawing.
-const EVERY_MIN: Duration = Duration::from_millis(10);
 
 /// Shows the proxies until the user quits or a signal ends the process.
 ///
