@@ -1,7 +1,11 @@
 //! The binary `fanoutctl`: help, usage errors, completions, manual pages, and the name `kubectl-fanout`.
 
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 /// `sysexits.h`.
 const USAGE: i32 = 64;
@@ -49,6 +53,23 @@ fn wrong_usage_exits_with_64() {
         assert_eq!(output.status.code(), Some(USAGE), "{arguments:?}");
         assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");
     }
+}
+
+/// The first Ctrl-C deletes what was created, but this server never responds.
+#[test]
+fn second_interrupt_ends_bench_while_it_cleans_up() {
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let url = format!("http://{}", silent.local_addr().expect("bound"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fanoutctl"));
+    let mut child = command.args(["bench", "--target", &url]).stderr(Stdio::piped()).spawn().expect("the binary runs");
+    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines().map_while(Result::ok);
+    let pid = Pid::from_child(&child);
+    for phase in ["100 objects at ", "cleaning up"] {
+        assert!(lines.any(|line| line.contains(phase)), "{phase}");
+        kill_process(pid, Signal::INT).expect("it runs");
+    }
+    assert!(lines.any(|line| line.contains("interrupted twice")));
+    assert_eq!(child.wait().expect("it ends").code(), Some(1));
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use futures_util::future::{BoxFuture, LocalBoxFuture};
 use tokio_util::sync::CancellationToken;
 
+use super::next_interrupt;
 use crate::arguments::BenchArguments;
 use bench::{
     BenchError, BenchOptions, BenchPlanErrors, BenchScenario, MeasuredServer, ProgressLine, SCENARIOS,
@@ -30,6 +31,8 @@ pub enum BenchFailure {
     Write { path: PathBuf, source: io::Error },
     #[error("cannot write to standard output: {0}")]
     Output(io::Error),
+    #[error("interrupted twice; created objects may remain in namespaces with the label kube-fanout.io/bench")]
+    Interrupted,
     #[error("some watches missed or repeated events; see the figures `missed` and `repeated`")]
     Incomplete,
 }
@@ -101,11 +104,11 @@ impl BenchCommand {
             let stopping = async {
                 shutdown.await;
                 stop.cancel();
-                std::future::pending::<()>().await;
+                next_interrupt().await;
             };
             tokio::select! {
                 results = running => results?,
-                () = stopping => unreachable!("it is pending"),
+                () = stopping => return Err(BenchFailure::Interrupted),
             }
         };
         let mut out = io::stdout().lock();

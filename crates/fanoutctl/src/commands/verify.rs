@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use futures_util::future::{BoxFuture, LocalBoxFuture};
 use tokio_util::sync::CancellationToken;
 
+use super::next_interrupt;
 use crate::arguments::{JudgeCommand, VerifyArguments};
 use kube_fanout::app::raise_open_files;
 use probe::{ProgressLine, TargetCredentials};
@@ -39,6 +40,8 @@ pub enum VerificationFailure {
     Record { path: PathBuf, source: HistoryReadError },
     #[error("cannot write to standard output: {0}")]
     Output(io::Error),
+    #[error("interrupted twice; created objects may remain in namespaces with the label kube-fanout.io/verify")]
+    Interrupted,
     #[error("the check of the record failed: {0}")]
     Judging(#[from] tokio::task::JoinError),
 }
@@ -82,11 +85,11 @@ impl VerifyCommand {
                 let stopping = async {
                     shutdown.await;
                     stop.cancel();
-                    std::future::pending::<()>().await;
+                    next_interrupt().await;
                 };
                 let recorded = tokio::select! {
                     recorded = running => recorded?,
-                    () = stopping => unreachable!("it is pending"),
+                    () = stopping => return Err(VerificationFailure::Interrupted),
                 };
                 let requirements = requirements(order.events_min, !order.faults.is_empty());
                 let page = Some(order.out.join(PAGE));
