@@ -189,6 +189,23 @@ async fn bench_compares_two_servers_and_deletes_its_objects() {
     assert!(!pods.text().contains("\"bench-0"), "objects were not deleted");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bench_stopped_while_it_creates_objects_deletes_them() {
+    let up = demo::upstream().run().await;
+    let url = up.url();
+    let order = order(&[("apiserver", &url)], &url, &json!({"objects": 20_000}));
+    let has_objects = async || direct::upstream_client(&up).get("/api/v1/pods").await.text().contains("\"bench-0");
+    let (progress, stop) = (ProgressLine::silent(), CancellationToken::new());
+    let stopping = async {
+        direct::eventually("objects", &has_objects).await;
+        stop.cancel();
+    };
+    let running = async { tokio::join!(bench::run(&order, &progress, &stop), stopping).0 };
+    let results = direct::within("an end", running).await.unwrap_or_else(|error| panic!("{error}"));
+    assert!(results.outcomes.is_empty(), "it was stopped before it measured");
+    assert!(!has_objects().await, "objects were not deleted");
+}
+
 #[test]
 fn bench_exits_with_64_and_all_usage_errors() {
     let output =

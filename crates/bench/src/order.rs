@@ -48,12 +48,13 @@ async fn run_all(
     'all: for variant in &order.variants {
         let objects = WorkloadObjects::of(&variant.plan);
         progress.phase(format!("{} objects at {}", objects.count, order.write));
+        // Before they are created, so that a run that is stopped meanwhile deletes them too.
+        made.push(objects.clone());
         let creating = population::create(&caller, &objects, variant.plan.object_bytes, progress);
         let created = tokio::select! {
             created = creating => created,
             () = stop.cancelled() => break,
         };
-        made.push(objects.clone());
         if let Err(error) = created {
             failed = Some(error);
             break;
