@@ -189,8 +189,11 @@ async fn fetch(
 }
 
 /// Deletes the objects of a run. The namespaces stay, empty.
+///
+/// # Errors
+/// If the server does not respond, or the first refusal of a deletion; the other objects are deleted nevertheless.
 pub(super) async fn clean_up(client: &UnaryClient, world: &ObjectSet) -> Result<(), VerifyError> {
-    let options = super::writer::delete_options().to_string();
+    let (options, mut refused) = (super::writer::delete_options().to_string(), None);
     for namespace in &world.namespaces {
         let path = world.resource.collection(Some(namespace));
         let list = get(client, &path).await?;
@@ -202,8 +205,71 @@ pub(super) async fn clean_up(client: &UnaryClient, world: &ObjectSet) -> Result<
             }
             let path = world.path(namespace, name);
             let sent = client.send(Method::DELETE, &path, JSON, Bytes::from(options.clone())).await;
-            sent.map_err(|error| failed(&path, error))?;
+            let reply = sent.map_err(|error| failed(&path, error))?;
+            if !reply.status.is_success() && reply.status != StatusCode::NOT_FOUND {
+                refused.get_or_insert_with(|| failed(&path, refusal(&reply)));
+            }
         }
     }
-    Ok(())
+    refused.map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use probe::{TargetCredentials, WatchProtocol};
+    use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn refused_deletion_is_reported_and_the_others_are_made() {
+        let resource = VerifiedResource {
+            group: String::new(),
+            version: "v1".to_owned(),
+            plural: "configmaps".to_owned(),
+            kind: "ConfigMap".to_owned(),
+        };
+        let world = ObjectSet::new(resource, 1, 2);
+        let names = [world.object(0).1, world.object(1).1];
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("bound"));
+        let items = names.each_ref().map(|name| json!({"metadata": {"name": name}}));
+        let list = json!({"items": items}).to_string();
+        let serving = async {
+            let (stream, _) = listener.accept().await.expect("a client");
+            let (mut stream, mut deleted) = (BufReader::new(stream), Vec::new());
+            while deleted.len() < names.len() {
+                let (mut line, mut request, mut bytes) = (String::new(), String::new(), 0);
+                while stream.read_line(&mut line).await.expect("a line") > 2 {
+                    let (name, value) = line.split_once(':').unwrap_or((&line, ""));
+                    if name.eq_ignore_ascii_case("content-length") {
+                        bytes = value.trim().parse().expect("a number");
+                    }
+                    request.push_str(&line);
+                    line.clear();
+                }
+                stream.read_exact(&mut vec![0; bytes]).await.expect("a body");
+                let (status, body) = match (request.starts_with("DELETE"), deleted.len()) {
+                    (false, _) => ("200 OK", list.as_str()),
+                    (true, 0) => ("403 Forbidden", "{}"),
+                    (true, _) => ("200 OK", "{}"),
+                };
+                if request.starts_with("DELETE") {
+                    deleted.push(request);
+                }
+                let length = body.len();
+                let reply = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n\r\n{body}");
+                stream.write_all(reply.as_bytes()).await.expect("it reads");
+            }
+        };
+        let tasks = BackgroundTasks::new();
+        let target = TargetCredentials::default().target(&url).await.expect("a URL");
+        let client = UnaryClient::new(&target, WatchProtocol::H1, &tasks);
+        let (cleaned, ()) = tokio::join!(clean_up(&client, &world), serving);
+        let why = cleaned.expect_err("one was refused").to_string();
+        assert!(why.contains(&names[0]) && why.contains("403"), "{why}");
+        drop(client);
+        tasks.join().await;
+    }
 }
