@@ -8,13 +8,14 @@ mod h1;
 mod h2;
 mod ws;
 
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpSocket, lookup_host};
+use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
@@ -125,14 +126,10 @@ async fn dial(
         let stream = connect().ok_or(std::io::ErrorKind::ConnectionRefused).map_err(std::io::Error::from)?;
         return Ok((Box::new(stream), None));
     }
-    let address = lookup_host(target.authority()).await?.next();
-    let address = address.ok_or_else(|| std::io::Error::other(format!("{}: no address", target.authority())))?;
-    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    if let Some(bytes) = windows.socket {
-        socket.set_recv_buffer_size(bytes)?;
-    }
-    socket.set_nodelay(true)?;
-    let stream = socket.connect(address).await?;
+    let addresses = lookup_host(target.authority()).await?;
+    let stream = connect(addresses, windows)
+        .await
+        .unwrap_or_else(|| Err(std::io::Error::other(format!("{}: no address", target.authority()))))?;
     match target.tls(alpn) {
         None => Ok((Box::new(stream), None)),
         Some((config, name)) => {
@@ -141,6 +138,31 @@ async fn dial(
             Ok((Box::new(stream), suite.and_then(|suite| suite.suite().as_str())))
         }
     }
+}
+
+/// Connects to the first address that accepts a connection: `localhost` can be `::1` and `127.0.0.1`, and a server may
+/// listen on one of them. Returns the error of the last address; `None` without an address.
+async fn connect(
+    addresses: impl Iterator<Item = SocketAddr>,
+    windows: FlowControlWindows,
+) -> Option<std::io::Result<TcpStream>> {
+    let mut failed = None;
+    for address in addresses {
+        match connect_to(address, windows).await {
+            Ok(stream) => return Some(Ok(stream)),
+            Err(error) => failed = Some(Err(error)),
+        }
+    }
+    failed
+}
+
+async fn connect_to(address: SocketAddr, windows: FlowControlWindows) -> std::io::Result<TcpStream> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    if let Some(bytes) = windows.socket {
+        socket.set_recv_buffer_size(bytes)?;
+    }
+    socket.set_nodelay(true)?;
+    socket.connect(address).await
 }
 
 impl HttpRequestSender {
@@ -207,5 +229,24 @@ impl ResponseStream {
             kept.extend_from_slice(&chunk[..room]);
         }
         Ok((kept, bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn next_address_of_a_name_is_tried_if_one_refuses() {
+        let windows = FlowControlWindows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
+        let open = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let open = open.local_addr().map(|address| (open, address)).expect("bound");
+        let closed = "127.0.0.1:1".parse().expect("an address");
+        let connected = connect([closed, open.1].into_iter(), windows).await.expect("there are addresses");
+        assert_eq!(connected.expect("the second one accepts").peer_addr().expect("connected"), open.1);
+        assert!(connect([closed].into_iter(), windows).await.is_some_and(|result| result.is_err()));
+        assert!(connect(std::iter::empty(), windows).await.is_none());
     }
 }
