@@ -254,6 +254,9 @@ fn helm_chart_renders_addresses_files_and_values_of_older_versions() {
     let monitor = ["--set", "serviceMonitor.enabled=true,serviceMonitor.labels.release=prometheus-1"];
     let text = render("templates/metrics.yaml", &monitor).expect("it renders");
     assert!(text.contains("labels: {app.kubernetes.io/name: kube-fanout, release: \"prometheus-1\"}\n"), "{text}");
+    let digest = format!("sha256:{}", "0".repeat(64));
+    let text = render("templates/deployment.yaml", &["--set", &format!("image.digest={digest}")]).expect("it renders");
+    assert!(text.contains(&format!("image: kube-fanout@{digest}\n")), "{text}");
     let refused = render("templates/daemonset.yaml", &["--set", "form=node,bindIP=::"]).expect_err("no brackets");
     assert!(refused.contains("bindIP"), "{refused}");
 }

@@ -82,7 +82,7 @@ spec:
   terminationGracePeriodSeconds: 35
   containers:
     - name: kube-fanout
-      image: {{ .Values.image.repository }}:{{ .Values.image.tag }}
+      image: {{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag }}{{ end }}
       {{- with .Values.image.pullPolicy }}
       imagePullPolicy: {{ . }}
       {{- end }}
