@@ -43,6 +43,7 @@ impl Metric {
     pub fn has(&self, label: &str, value: &str) -> bool {
         match label {
             "job" => value == job(),
+            "selector" => value.is_empty(),
             "code" => value.len() == 3 && value.parse::<u16>().is_ok(),
             _ => self.values.get(label).is_some_and(|values| values.contains(value)),
         }
