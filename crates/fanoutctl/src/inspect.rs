@@ -46,7 +46,7 @@ pub struct InspectError(String);
 
 /// Returns whether standard output still has a reader, by the result of a write. A pipe that was closed, as by `head`,
 /// is no error.
-fn is_read(written: std::io::Result<()>) -> Result<bool, InspectError> {
+pub(crate) fn is_read(written: std::io::Result<()>) -> Result<bool, InspectError> {
     match written {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),

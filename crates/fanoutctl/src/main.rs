@@ -9,6 +9,7 @@ mod estimate;
 mod inspect;
 mod trial;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::CommandFactory as _;
@@ -34,7 +35,7 @@ fn main() -> ExitCode {
         ToolCommand::Bench(arguments) => bench(*arguments),
         ToolCommand::Verify(arguments) => verify(*arguments),
         ToolCommand::Estimate(arguments) => match commands::estimate::run(&arguments) {
-            Ok(text) => PROGRAM.print(&text),
+            Ok(text) => print(&text),
             Err(why) => PROGRAM.fail(INCONCLUSIVE, &why),
         },
         ToolCommand::Fanout { verb } => fanout(verb),
@@ -99,13 +100,22 @@ fn fanout(verb: FanoutSubcommand) -> ExitCode {
     PROGRAM.block_on(async {
         match commands::fanout::run(verb).await {
             Ok(printed) => {
-                PROGRAM.print(&printed.text);
-                let verdict = if printed.is_well { ExitCode::SUCCESS } else { ExitCode::from(FAILED) };
+                let shown = print(&printed.text);
+                let verdict = if printed.is_well { shown } else { ExitCode::from(FAILED) };
                 printed.failures.iter().fold(verdict, |_, why| PROGRAM.fail(INCONCLUSIVE, why))
             }
             Err(why) => PROGRAM.fail(INCONCLUSIVE, &why),
         }
     })
+}
+
+/// Prints a result. A reader that closes the pipe is no error, but a full disk is: the result is incomplete.
+fn print(text: &str) -> ExitCode {
+    let mut out = std::io::stdout().lock();
+    match inspect::is_read(out.write_all(text.as_bytes()).and_then(|()| out.flush())) {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(error) => PROGRAM.fail(INCONCLUSIVE, &error),
+    }
 }
 
 /// Returns the command line as typed, to record it with the results.

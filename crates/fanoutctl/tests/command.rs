@@ -55,6 +55,33 @@ fn wrong_usage_exits_with_64() {
     }
 }
 
+#[test]
+fn demo_ends_without_warning_of_its_own_upstream() {
+    let output = run(&["demo", "--seconds", "1", "--watches", "1", "--pods", "1"]);
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.code() == Some(0) && stdout.contains("missed events"), "{stdout}{stderr}");
+    assert!(!stderr.contains("cannot list or watch upstream"), "{stderr}");
+}
+
+#[test]
+fn result_that_cannot_be_written_is_no_success() {
+    let log = std::env::temp_dir().join(format!("fanoutctl-{}-{}.log", std::process::id(), fastrand::u64(..)));
+    let event = r#"{"stage":"ResponseComplete","requestURI":"/api/v1/pods","verb":"list","responseStatus":{"code":200},
+        "requestReceivedTimestamp":"2026-01-01T00:00:00.000000Z","stageTimestamp":"2026-01-01T00:00:01.000000Z"}"#;
+    std::fs::write(&log, event.replace('\n', "") + "\n").expect("it is written");
+    let estimate = |out: Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fanoutctl"));
+        command.arg("estimate").arg("--audit-log").arg(&log).stdout(out).output().expect("the binary runs")
+    };
+    let printed = estimate(Stdio::piped());
+    assert_eq!(printed.status.code(), Some(0), "{}", text(&printed.stderr));
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux has it");
+    let lost = estimate(full.into());
+    assert_eq!(lost.status.code(), Some(2));
+    assert!(text(&lost.stderr).contains("standard output"), "{}", text(&lost.stderr));
+    std::fs::remove_file(&log).expect("it is ours");
+}
+
 /// The first Ctrl-C deletes what was created, but this server never responds.
 #[test]
 fn second_interrupt_ends_bench_while_it_cleans_up() {

@@ -40,8 +40,8 @@ const WATCHES_PER_CONNECTION: usize = 100;
 const PODS: &str = "pods";
 
 /// A running demo: its upstream, its watches, and the counts at the start of the view.
-struct RunningDemo {
-    up: RunningDemoApiserver,
+struct RunningDemo<'a> {
+    up: &'a RunningDemoApiserver,
     fleet: WatchFleet,
     options: DemoOptions,
     started: Instant,
@@ -77,16 +77,18 @@ async fn run_until(options: DemoOptions, shutdown: BoxFuture<'_, ()>) -> Result<
     let stop = CancellationToken::new();
     let proxy = bound.run(stop.clone().cancelled_owned(), std::future::pending());
     let show = async {
-        let result = show(up, options, &address, &admin, shutdown).await;
+        let result = show(&up, options, &address, &admin, shutdown).await;
         stop.cancel();
         result
     };
     let (result, served) = tokio::join!(show, proxy);
+    // After the proxy, which would report a lost upstream.
+    up.stop().await;
     result.and(served.map_err(DemoError::Lost))
 }
 
 async fn show(
-    up: RunningDemoApiserver,
+    up: &RunningDemoApiserver,
     options: DemoOptions,
     address: &str,
     admin: &str,
@@ -110,7 +112,6 @@ async fn show(
     let mut view = DemoView::open();
     let summary = scene.play(&mut view, shutdown).await;
     scene.fleet.stop().await;
-    scene.up.stop().await;
     view.close(&summary).map_err(DemoError::Output)
 }
 
@@ -133,7 +134,7 @@ fn introduce(options: DemoOptions, address: &str, admin: &str) -> std::io::Resul
     out.flush()
 }
 
-impl RunningDemo {
+impl RunningDemo<'_> {
     /// Changes pods and redraws the view once a second until the time is up or `shutdown` completes. Returns the
     /// summary.
     async fn play(&self, view: &mut DemoView, shutdown: impl Future<Output = ()> + Unpin) -> DemoSummary {

@@ -247,7 +247,7 @@ fn summary(counts: &InformerFleetCounts, written: u64, [apiserver, proxy]: [u32;
 
 fn times(count: u32) -> String {
     match count {
-        0 => "never".to_owned(),
+        0 => "0 times".to_owned(),
         1 => "once".to_owned(),
         2 => "twice".to_owned(),
         _ => format!("{count} times"),
