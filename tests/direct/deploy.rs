@@ -261,6 +261,14 @@ fn helm_chart_renders_addresses_files_and_values_of_older_versions() {
     assert!(refused.contains("bindIP"), "{refused}");
 }
 
+/// A node that starts may have no registry, which can itself depend on this proxy.
+#[test]
+fn static_pod_starts_without_registry() {
+    let (_, text) = deployed().into_iter().find(|(name, _)| name.ends_with("static-pod.yaml")).expect("there is one");
+    let pod = documents(&text).next().expect("there is one");
+    assert_eq!(pod["spec"]["containers"][0]["imagePullPolicy"], "IfNotPresent");
+}
+
 #[test]
 fn image_contains_only_daemon_and_release_contains_tools() {
     let builds = |script: &'static str| -> Vec<&str> {
