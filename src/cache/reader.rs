@@ -223,7 +223,8 @@ impl CacheReader {
     /// Returns a snapshot of exactly `rv`, rebuilt from the current state by undoing later events, if those are few and
     /// still held. Its bodies are those of the server that sent them.
     pub fn past_snapshot(&self, rv: ResourceVersion) -> Option<FeedSnapshot> {
-        self.shared.timeline.read().past_snapshot(rv, UNDONE_CHANGES_MAX)
+        let (state, since) = self.shared.timeline.read().changes_since(rv, UNDONE_CHANGES_MAX)?;
+        Some(state.without(&since))
     }
 
     /// Returns the snapshot of `rv` that is kept for a paging client. The current state is not used even if it has that

@@ -273,14 +273,19 @@ impl FeedTimeline {
         (!self.has_ended && self.last_event <= rv && rv <= self.progress).then(|| self.store.state(rv))
     }
 
-    /// Returns the state of exactly `rv`, if the ring has all changes since and they are at most `events_max`.
-    pub(super) fn past_snapshot(&self, rv: ResourceVersion, events_max: usize) -> Option<FeedSnapshot> {
+    /// Returns the changes since `rv`, and a state that is the one of exactly `rv` without them, if the ring has all of
+    /// them and they are at most `events_max`. Callers undo them after they have released the lock.
+    pub(super) fn changes_since(
+        &self,
+        rv: ResourceVersion,
+        events_max: usize,
+    ) -> Option<(FeedSnapshot, Vec<Arc<FeedEvent>>)> {
         if self.has_ended || rv < self.ring.oldest_resumable() || rv < self.base || rv > self.progress {
             return None;
         }
         let since = self.ring.events_after(rv, events_max)?;
         let state = FeedSnapshot { chunk_index: self.store.chunks_of_past_state(), ..self.store.state(rv) };
-        Some(state.without(&since))
+        Some((state, since))
     }
 
     pub(super) fn state_id(&self) -> FeedStateId {
