@@ -86,8 +86,13 @@ const UNREADABLE: &str = "the review body is too large or incomplete";
 impl DownstreamReviewHandler {
     pub(crate) fn new(shared: Arc<ServeComponents>) -> Self {
         let len_bytes = |cached: &TimedResponse<CachedDownstreamReview>| KEY_BYTES + cached.value.body.len();
-        let cache = CoalescingCache::new(CACHE_BYTES_MAX, len_bytes, |_, _| None);
-        Self { shared, cache }
+        // Entries that serve no request would take the room of others. Those that wait for a review may share it.
+        let ttl = |(kind, _): &DownstreamReviewKey, cached: &TimedResponse<CachedDownstreamReview>| {
+            let CachedDownstreamReview { ttl, lease_ttl, .. } = cached.value;
+            let ttl = if *kind == DownstreamReviewKind::Lease { ttl.max(lease_ttl) } else { ttl };
+            Some(ttl.max(REVIEW_TIMEOUT))
+        };
+        Self { shared, cache: CoalescingCache::new(CACHE_BYTES_MAX, len_bytes, ttl) }
     }
 
     /// Whether another proxy requests a review for itself, in the form that proxies use.
@@ -168,6 +173,7 @@ impl DownstreamReviewHandler {
         let requested_at = Instant::now();
         let body = self.shared.client.review(cause, path, hops, body).await?;
         let (ttl, lease_ttl) = self.ttls(kind, &body);
+        let body = if kind == DownstreamReviewKind::Token { without_spec(&body).unwrap_or(body) } else { body };
         Ok(TimedResponse { requested_at, value: CachedDownstreamReview { body, ttl, lease_ttl } })
     }
 
@@ -228,6 +234,13 @@ pub(crate) fn health<B>(
     Some(response)
 }
 
+/// Returns a review without its spec, because that of a TokenReview has the token.
+fn without_spec(review: &[u8]) -> Option<Bytes> {
+    let mut review: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(review).ok()?;
+    review.remove("spec")?;
+    serde_json::to_vec(&review).ok().map(Bytes::from)
+}
+
 impl DownstreamReviewKind {
     /// Returns the kind of review that another proxy states.
     fn from_request(request: &ReadRequest) -> Option<Self> {
@@ -264,6 +277,14 @@ impl DownstreamReviewKind {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cached_token_review_has_no_token() {
+        let review = r#"{"kind":"TokenReview","spec":{"token":"abc"},"status":{"authenticated":true,"user":{"username":"ada"}}}"#;
+        let kept = without_spec(review.as_bytes()).expect("a review");
+        assert_eq!(kept, r#"{"kind":"TokenReview","status":{"authenticated":true,"user":{"username":"ada"}}}"#);
+        assert!(TokenReviewResult::parse(&kept).is_some_and(|result| result.user.is_some()), "it can still be read");
+    }
 
     /// A change at 0 s. Decisions normally reflect it from 5 s on, and certainly from 60 s on. They are reused for 10
     /// s, and decisions by RBAC for open watches for 600 s.
