@@ -1,5 +1,7 @@
 //! Sends readiness checks to the servers of upstream, if there are several and one may have failed.
 
+use std::pin::pin;
+
 use tokio::time::{Instant, timeout};
 
 use super::endpoints::{EndpointNextStep, EndpointSelector, EndpointSwitch, UpstreamEndpoints};
@@ -21,7 +23,19 @@ impl UpstreamClient {
         loop {
             match selector.next_step(Instant::now()) {
                 EndpointNextStep::Check(at) => {
-                    let result = self.is_ready(at, &endpoints).await;
+                    let mut checking = pin!(self.is_ready(at, &endpoints));
+                    let result = loop {
+                        tokio::select! {
+                            result = &mut checking => break Some(result),
+                            failed = UpstreamEndpoints::next_failure(&mut failures), if selector.is_failing_back() => {
+                                selector.on_failure(failed, Instant::now());
+                                if !selector.is_failing_back() {
+                                    break None;
+                                }
+                            }
+                        }
+                    };
+                    let Some(result) = result else { continue };
                     if let (Err(error), true) = (&result, at == selector.current()) {
                         reason.clone_from(error);
                     }

@@ -152,9 +152,24 @@ impl EndpointSelector {
     /// is also ignored if no server is ready, because all are checked then anyway.
     pub(in crate::upstream) fn on_failure(&mut self, at: usize, now: Instant) {
         let is_checking = matches!(self.check, Some((_, EndpointSwitchCause::Failed))) || self.rounds > 0;
-        if at == self.current && !is_checking {
-            self.check_due.get_or_insert(self.failures_ignored_until.max(now));
+        if at != self.current || is_checking {
+            return;
         }
+        let due = *self.check_due.get_or_insert(self.failures_ignored_until.max(now));
+        if due <= now && self.check.take().is_some() {
+            self.postpone_failback(now);
+        }
+    }
+
+    /// Ends the checks of preferred servers, because the server in use is checked first: theirs may all time out.
+    fn postpone_failback(&mut self, now: Instant) {
+        self.candidate = None;
+        self.failback_due = Some(now + self.delay(self.times.failbacks, self.failed_checks + 1));
+    }
+
+    /// Whether the check in progress is that of a preferred server.
+    pub(in crate::upstream) fn is_failing_back(&self) -> bool {
+        matches!(self.check, Some((_, EndpointSwitchCause::Preferred)))
     }
 
     pub(in crate::upstream) fn next_step(&mut self, now: Instant) -> EndpointNextStep {
@@ -194,7 +209,10 @@ impl EndpointSelector {
             EndpointSwitchCause::Preferred => {
                 self.candidate = self.candidate.filter(|(at, _)| *at != checked);
                 self.check = Some((checked + 1, cause)).filter(|(next, _)| *next < self.current);
-                if self.check.is_none() {
+                if self.check.is_some() && self.check_due.is_some_and(|due| due <= now) {
+                    self.check = None;
+                    self.postpone_failback(now);
+                } else if self.check.is_none() {
                     self.failed_checks = self.failed_checks.saturating_add(1);
                     self.failback_due = Some(now + self.delay(self.times.failbacks, self.failed_checks));
                 }

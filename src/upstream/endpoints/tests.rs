@@ -143,6 +143,24 @@ fn preferred_server_is_used_again_after_staying_ready() {
     assert_eq!((world.checked.len(), world.waits_until), (checked, None), "all is well again");
 }
 
+/// The checks of preferred servers may all time out.
+#[test]
+fn failed_server_is_checked_before_preferred_ones() {
+    let mut world = World::of(&[false, false, true, true]);
+    world.report_failure();
+    assert_eq!(world.selector.current(), 2);
+    world.now += 100 * SECOND;
+    assert_eq!(world.selector.next_step(world.now), EndpointNextStep::Check(0));
+    assert!(world.selector.is_failing_back());
+    world.selector.on_failure(0, world.now);
+    assert_eq!(world.selector.next_step(world.now), EndpointNextStep::Check(0), "it is not in use");
+    world.ready[2] = false;
+    world.checked.clear();
+    world.report_failure();
+    assert_eq!(world.checked_servers(), [2, 0, 1, 3]);
+    assert_eq!(world.switches.last(), Some(&(2, 3, EndpointSwitchCause::Failed)));
+}
+
 #[test]
 fn probes_of_failed_preferred_server_back_off() {
     let mut world = World::of(&[false, true]);
