@@ -13,7 +13,7 @@ use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use tokio::io::DuplexStream;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Mutex, mpsc};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::either::Either;
 
 use super::metrics::ConnectionFailure;
@@ -137,6 +137,8 @@ const BACKLOG_MAX: i32 = 4096;
 const QUEUED_MAX: usize = 2 * BACKLOG_MAX as usize;
 /// The time that started TCP handshakes get to complete before the port is released: some round trips.
 const HANDSHAKES_MAX: Duration = Duration::from_millis(200);
+/// The pause after a connection that cannot be accepted.
+const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 
 /// The maximum number of in-memory connections that wait to be accepted.
 const WAITING_MAX: usize = 1024;
@@ -248,17 +250,22 @@ impl Listener {
                         "cannot stop new connections; some may be refused while another process takes over the port"
                     );
                 }
-                while let Ok(Ok(accepted)) = timeout_at(until, self.accept()).await {
-                    take(accepted);
+                // An error may be that of one connection, or pass when another one closes.
+                while let Ok(accepted) = timeout_at(until, self.accept()).await {
+                    match accepted {
+                        Ok(accepted) => take(accepted),
+                        Err(_) => sleep(ACCEPT_RETRY).await,
+                    }
                 }
             }
         }
         self.remove_path();
         for _ in 0..QUEUED_MAX {
             match self.accept_queued() {
-                Ok(accepted) => accepted.map(&mut take),
-                Err(_) => break,
-            };
+                Ok(accepted) => accepted.into_iter().for_each(&mut take),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => {}
+            }
         }
     }
 
