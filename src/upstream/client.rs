@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt as _;
 use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue, STRICT_TRANSPORT_SECURITY, USER_AGENT};
-use http::{HeaderMap, Method, Request, Response};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Body as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
@@ -82,6 +83,8 @@ const JSON: &str = "application/json";
 const REVIEW_BYTES_MAX: usize = 1 << 20;
 /// The timeout for the response head of the proxy's own requests; the apiserver's own limit is 60 s (R-TIMEOUT-2).
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the proxy reads the body of an error.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl UpstreamClient {
     /// Reads the credentials, for the server that they name. Sends no request. The cost of later requests is counted in
@@ -127,7 +130,12 @@ impl UpstreamClient {
     /// Reloads the credentials whenever their files change; to be spawned once. New requests use the new credentials on
     /// new connections; open streams continue.
     pub async fn reload_credentials(self, every: Duration) {
-        self.shared.transports.clone().reload_credentials(every).await;
+        let transports = self.shared.transports.clone();
+        let check = move || {
+            let client = self.clone();
+            async move { drop(client.own_user().await) }.boxed()
+        };
+        transports.reload_credentials(every, check).await;
     }
 
     /// Calls `on_change` whenever the credentials were reloaded; never returns. Credentials that are not in a file never
@@ -265,11 +273,12 @@ impl UpstreamClient {
             return Ok(response);
         }
         let (head, body) = response.into_parts();
-        let body = read_whole(body, STATUS_BYTES_MAX, |_| Ok(())).await.unwrap_or_default();
-        let status = read_status(&head, &body);
-        if status.code >= 500 && matches!(via, ConnectionTarget::Any(_)) {
+        if head.status.is_server_error() && matches!(via, ConnectionTarget::Any(_)) {
             self.endpoints().report_failure(at);
         }
+        // The code decides what follows, so a body that arrives slowly must not delay it.
+        let body = timeout(STATUS_TIMEOUT, read_whole(body, STATUS_BYTES_MAX, |_| Ok(()))).await;
+        let status = read_status(&head, &body.unwrap_or(Ok(Bytes::new())).unwrap_or_default());
         Err(UpstreamError::Refused(Box::new(status)))
     }
 
@@ -391,7 +400,11 @@ impl UpstreamClient {
             }
         });
         let endpoint = transport.credentials.endpoint;
-        self.endpoints().watch_response(endpoint, UpstreamRequestOrigin::Caller, sending).await
+        let response = self.endpoints().watch_response(endpoint, UpstreamRequestOrigin::Caller, sending).await?;
+        if is_own && response.status() == StatusCode::UNAUTHORIZED {
+            self.shared.transports.are_doubted.store(true, Ordering::Relaxed);
+        }
+        Ok(response)
     }
 
     pub(super) fn record_response(&self) {
@@ -498,7 +511,40 @@ impl HstsHeader {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+    use tokio::time::Instant;
+
     use super::*;
+
+    /// A client of an upstream that responds to the first request with `response` and keeps the connection open.
+    fn client_of(response: &'static str) -> UpstreamClient {
+        let (near, mut far) = duplex(4096);
+        let near = parking_lot::Mutex::new(Some(near));
+        tokio::spawn(async move {
+            far.read_u8().await.expect("a request");
+            far.write_all(response.as_bytes()).await.expect("the connection is open");
+            std::future::pending::<()>().await;
+        });
+        UpstreamClient::in_memory(move || near.lock().take())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn error_with_incomplete_body_is_returned_by_its_code() {
+        let client = client_of("HTTP/1.1 502 Bad Gateway\r\nContent-Length: 9\r\n\r\n<");
+        let began = Instant::now();
+        let error = client.fetch(UpstreamRequestCause::Discovery, "/version", "*/*").await.expect_err("a 502");
+        assert_eq!((error.code(), began.elapsed()), (Some(502), STATUS_TIMEOUT));
+    }
+
+    #[tokio::test]
+    async fn rejected_forwarded_request_makes_the_credentials_be_checked() {
+        let client = client_of("HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n");
+        let user = RequestIdentity::User(Arc::default());
+        let body = Full::new(Bytes::new()).map_err(|never| match never {}).boxed_unsync();
+        let response = client.send(&user, ForwardPoolKind::Short, Request::new(body)).await.expect("a response");
+        assert_eq!(response.status(), 401);
+        assert!(client.shared.transports.are_doubted.load(Ordering::Relaxed));
+    }
 
     #[test]
     fn error_page_becomes_a_message_of_one_line() {

@@ -2,6 +2,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use http::uri::PathAndQuery;
 use http::{Request, Response, Uri};
 use tokio::sync::OwnedSemaphorePermit;
@@ -44,6 +45,8 @@ pub(super) struct UpstreamTransports {
     pub(super) endpoints: UpstreamEndpoints,
     /// Whether upstream has rejected the credentials since they were last checked.
     are_rejected: Arc<AtomicBool>,
+    /// Whether a forwarded request with the credentials got a 401 since they were last checked.
+    pub(super) are_doubted: Arc<AtomicBool>,
 }
 
 /// The minimum time between two reloads of an exec plugin's credential because upstream rejected it.
@@ -61,7 +64,7 @@ impl UpstreamTransports {
         if source.files().is_empty() {
             let transports =
                 WatchedFile::fixed(transports(UpstreamCredentials::load(source, endpoints.servers(), names)?)?);
-            return Ok(Self { transports, endpoints, are_rejected: Arc::default() });
+            return Ok(Self { transports, endpoints, are_rejected: Arc::default(), are_doubted: Arc::default() });
         }
         let (listed, read, upstream) = (source.clone(), source.clone(), OnceLock::new());
         let servers = endpoints.clone();
@@ -76,7 +79,7 @@ impl UpstreamTransports {
             FileLoadError::Content(error) => error,
             unreadable @ FileLoadError::File { .. } => CredentialError::Invalid(unreadable.to_string()),
         })?;
-        Ok(Self { transports, endpoints, are_rejected: Arc::default() })
+        Ok(Self { transports, endpoints, are_rejected: Arc::default(), are_doubted: Arc::default() })
     }
 
     /// Returns the transport to the server in use.
@@ -90,20 +93,24 @@ impl UpstreamTransports {
     }
 
     /// Records the status of a response to a request of the proxy itself. After a 401, an exec plugin runs again: its
-    /// certificate, or a token without an expirationTimestamp, may have expired. The 401 of a forwarded request may be
-    /// that of an application behind the apiserver.
+    /// certificate, or a token without an expirationTimestamp, may have expired.
     pub(super) fn record_status(&self, code: u16) {
         if code == 401 {
             self.are_rejected.store(true, Ordering::Relaxed);
         }
     }
 
-    pub(super) async fn reload_credentials(self, every: Duration) {
+    /// Reloads the credentials when their files change or upstream rejects them. `check` sends a request of the proxy
+    /// itself: the 401 of a forwarded request may be that of an application behind the apiserver.
+    pub(super) async fn reload_credentials(self, every: Duration, check: impl Fn() -> BoxFuture<'static, ()>) {
         let mut last = None::<Instant>;
         loop {
             sleep(every).await;
             let is_due =
                 self.current().credentials.has_plugin && last.is_none_or(|last| last.elapsed() >= REJECTED_REST);
+            if is_due && self.are_doubted.swap(false, Ordering::Relaxed) {
+                check().await;
+            }
             if is_due && self.are_rejected.swap(false, Ordering::Relaxed) {
                 tracing::info!("upstream rejected the proxy's credentials; running the exec plugin again");
                 self.transports.expire();
@@ -372,7 +379,7 @@ mod tests {
         let load = || load(&source, CredentialNames::OWN);
         write("one\n");
         let transports = load().expect("it is there");
-        let reloading = tokio::spawn(transports.clone().reload_credentials(EVERY));
+        let reloading = tokio::spawn(transports.clone().reload_credentials(EVERY, || Box::pin(async {})));
         let tasks = BackgroundTasks::new();
         let header =
             async || transports.current().credentials.headers(&tasks).await.expect("a token")[AUTHORIZATION].clone();
