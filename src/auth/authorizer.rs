@@ -12,6 +12,7 @@ use super::impersonation::{Impersonation, ImpersonationDenied};
 use super::namespace_access_decisions::NamespaceDecisions;
 use super::policy_changes::PolicyRecheckRounds;
 use super::rbac_authorizer::{RbacAuthorizer, RbacChange};
+use super::review_permission::ReviewResource;
 use super::review_queue::{ReviewPurpose, ReviewedNamespaceLimit};
 use super::token_reviewer::TokenReviewPurpose;
 use super::token_verifier::TokenVerifier;
@@ -19,7 +20,7 @@ use super::{
     AffectedUsers, AuthConfig, ClientConnectionInfo, GrantError, RbacEvent, RbacKind, ReadPermission,
     ReadableNamespaces, TokenIdentification, WaitingPermitFn, comparison, metrics,
 };
-use crate::upstream::{KubernetesRelease, RequestIdentity, ReviewClient, UpstreamClient};
+use crate::upstream::{KubernetesRelease, RequestIdentity, ReviewClient, UpstreamClient, UpstreamError};
 use base::{BackgroundTasks, ReadinessTracker, WallClock};
 use kubeapi::{AccessAttributes, FlowDistinguisher, RequestInfo, RequestVerb, User};
 use tokio::sync::watch;
@@ -183,18 +184,21 @@ impl Authorizer {
     }
 
     /// Returns the identity with which the caller's requests are sent to upstream.
-    pub async fn upstream_identity(&self, caller: &Caller) -> RequestIdentity {
-        match (caller, &self.delegated) {
+    ///
+    /// # Errors
+    /// The caller has a certificate, and whether it is the proxy's own user cannot be determined.
+    pub async fn upstream_identity(&self, caller: &Caller) -> Result<RequestIdentity, GrantError> {
+        Ok(match (caller, &self.delegated) {
             (Caller::ProxyItself, _) | (_, None) => RequestIdentity::ProxyItself,
             (Caller::Anonymous, Some(_)) => RequestIdentity::Anonymous,
             (Caller::Known(known), Some(shared)) => match &known.credential {
                 Credential::Anonymous => RequestIdentity::Anonymous,
                 Credential::Token(_) => RequestIdentity::Bearer(known.id, known.flow.clone()),
                 // A caller that holds the proxy's own certificate has the proxy's permissions anyway.
-                Credential::Certificate(_) if shared.is_own_user(&known.user).await => RequestIdentity::ProxyItself,
+                Credential::Certificate(_) if shared.is_own_user(&known.user).await? => RequestIdentity::ProxyItself,
                 Credential::Certificate(_) | Credential::FrontProxy(..) => RequestIdentity::User(known.user.clone()),
             },
-        }
+        })
     }
 
     /// Returns the user that a caller requests to impersonate, if the caller may.
@@ -402,11 +406,17 @@ impl DelegatedAuthorizer {
         release.is_ok_and(|release| release >= CONSTRAINED_SINCE)
     }
 
-    async fn is_own_user(&self, user: &User) -> bool {
-        // If the proxy's own identity cannot be determined, no caller has it.
-        let identity =
-            async { timeout(LOOKUP_TIMEOUT, self.client.own_user()).await.map_err(drop)?.map(Arc::new).map_err(drop) };
-        Box::pin(self.own_user.try_get_with((), identity)).await.is_ok_and(|own_user| own_user.is_same_as(user))
+    async fn is_own_user(&self, user: &User) -> Result<bool, GrantError> {
+        let own_user = async {
+            let reviewed = timeout(LOOKUP_TIMEOUT, self.client.own_user()).await;
+            reviewed.unwrap_or(Err(UpstreamError::Timeout(LOOKUP_TIMEOUT))).map(Arc::new)
+        };
+        match Box::pin(self.own_user.try_get_with((), own_user)).await {
+            Ok(own_user) => Ok(own_user.is_same_as(user)),
+            // An account that may not ask who it is has no caller's permissions.
+            Err(error) if matches!(error.code(), Some(403 | 404)) => Ok(false),
+            Err(error) => Err(GrantError::unanswered(&error, ReviewResource::TOKEN)),
+        }
     }
 }
 

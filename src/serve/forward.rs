@@ -290,6 +290,7 @@ impl ForwardHandler {
         info: Option<&RequestInfo>,
     ) -> Result<RequestIdentity, Status> {
         let identity = self.shared.authorizer.upstream_identity(caller).await;
+        let identity = identity.map_err(|error| unavailable(&error.to_string()))?;
         if !matches!(identity, RequestIdentity::User(_)) {
             return Ok(identity);
         }

@@ -4,13 +4,27 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 
 use super::*;
-use crate::auth::ReviewRateLimitKey;
+use crate::auth::authenticator::AuthenticatedCaller;
+use crate::auth::credential::Credential;
+use crate::auth::{Caller, PeerCertChain, ReviewRateLimitKey};
 use kubeapi::{FlowDistinguisher, User};
 
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
 
 fn scene_of(recheck_tokens: u64) -> Scene {
     scene_with(AuthConfig { recheck_tokens: seconds(recheck_tokens), ..AuthConfig::remembering_for_a_day() })
+}
+
+/// The proxy's own user may have such a certificate. Impersonation would then be refused for good.
+#[tokio::test]
+async fn certificate_has_no_upstream_identity_while_proxys_own_user_is_unknown() {
+    let scene = scene_of(600);
+    let Ok(Caller::Known(known)) = scene.authorizer.known("ada", [127, 0, 0, 1]).await else { panic!("a caller") };
+    let credential = Credential::Certificate(Arc::new(PeerCertChain::new(Arc::from([]))));
+    let holder = AuthenticatedCaller::new(known.id, credential, known.user.clone(), None);
+    // The upstream of the test accepts no connection.
+    let refused = scene.authorizer.upstream_identity(&Caller::Known(Arc::new(holder))).await.expect_err("unknown");
+    assert_eq!(refused.as_str(), "unavailable", "{refused}");
 }
 
 #[tokio::test(start_paused = true)]

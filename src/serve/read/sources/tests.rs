@@ -6,7 +6,7 @@ use http_body_util::Either;
 use http2::ReceivedBody;
 
 use super::*;
-use crate::auth::{Authorizer, Caller, ReadPermission};
+use crate::auth::{Authorizer, Caller};
 use crate::cache::CacheConfig;
 use crate::feeds::FeedStartRequest;
 use crate::net::{ConnectionPeer, DownstreamConnection, PeerAddress};
