@@ -34,9 +34,12 @@ fn main() -> ExitCode {
         CliCommand::Check(arguments) => check(*arguments),
         CliCommand::Health(arguments) => health(arguments),
         CliCommand::Config { command } => config(command),
-        CliCommand::RunPlugin { open_files, command } => {
-            let error = app::run_plugin(open_files, &command);
-            PROGRAM.fail(if error.kind() == ErrorKind::NotFound { EX_NOT_FOUND } else { EX_CANNOT_RUN }, &error)
+        CliCommand::RunPlugin { open_files, seconds, command } => {
+            match app::run_plugin(open_files, seconds, &command) {
+                Ok(status) => ExitCode::from(status.code().and_then(|code| code.try_into().ok()).unwrap_or(FAILED)),
+                Err(error) if error.kind() == ErrorKind::NotFound => PROGRAM.fail(EX_NOT_FOUND, &error),
+                Err(error) => PROGRAM.fail(EX_CANNOT_RUN, &error),
+            }
         }
         CliCommand::Completions { shell } => PROGRAM.complete(CliArguments::command(), shell),
         CliCommand::Man { dir } => PROGRAM.manual(CliArguments::command(), dir.as_deref()),

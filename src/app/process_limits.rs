@@ -1,52 +1,65 @@
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, IsTerminal as _};
+use std::iter;
 use std::os::unix::process::CommandExt as _;
-use std::process::Command;
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process_group, setrlimit};
 
 use crate::upstream::{CredentialPluginRunner, run_plugins_by};
+
+/// The longest run of an exec plugin. One that hangs would keep the credentials, and the files of the kubeconfig, from
+/// being loaded again.
+const PLUGIN_SECONDS_MAX: u64 = 60;
 
 /// Raises the soft limit of open files to the hard limit, as Go's servers do, because each connection is an open file.
 ///
 /// The soft limit is low for programs that cannot handle more, and exec plugins may be such programs. So plugins are
-/// started through this program, which lowers the limit again before it executes the plugin ([`run_plugin`]). Lowering
+/// started through this program, which lowers the limit again and ends a plugin that hangs ([`run_plugin`]). Lowering
 /// it between fork and exec would need unsafe code, and after the exec it would be too late.
 pub fn raise_open_files() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    match own_executable() {
+        Some(program) => {
+            let arguments = [current.unwrap_or(u64::MAX), PLUGIN_SECONDS_MAX].map(|limit| limit.to_string());
+            let arguments = iter::once("run-plugin".to_owned()).chain(arguments).chain(iter::once("--".to_owned()));
+            run_plugins_by(CredentialPluginRunner { program, arguments: arguments.collect() });
+        }
+        None => tracing::warn!("cannot find the proxy's own executable; exec plugins have its limits, and may hang"),
+    }
     if current == maximum {
         return;
     }
     let text = |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
     let (from, to) = (text(current), text(maximum));
     match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        Ok(()) => {
-            tracing::info!(from, to, "raised the file descriptor limit to the hard limit");
-            let Some(program) = own_executable() else {
-                return tracing::warn!(
-                    limit = to,
-                    "cannot find the proxy's own executable; exec plugins inherit the raised file descriptor limit"
-                );
-            };
-            run_plugins_by(CredentialPluginRunner {
-                program,
-                arguments: ["run-plugin", &from, "--"].map(str::to_owned).into(),
-            });
-        }
+        Ok(()) => tracing::info!(from, to, "raised the file descriptor limit to the hard limit"),
         Err(error) => {
             tracing::warn!(from, to, %error, "cannot raise the file descriptor limit; keeping the soft limit");
         }
     }
 }
 
-/// Replaces this process with an exec plugin that has the given limit of open files. Returns only if that fails.
-pub fn run_plugin(open_files: u64, command: &[OsString]) -> io::Error {
-    let Some((program, arguments)) = command.split_first() else { return io::ErrorKind::InvalidInput.into() };
-    let limit = Rlimit { current: Some(open_files), ..getrlimit(Resource::Nofile) };
-    match setrlimit(Resource::Nofile, limit) {
-        Ok(()) => Command::new(program).args(arguments).exec(),
-        Err(error) => error.into(),
+/// Runs an exec plugin with the given limit of open files, and returns its exit status. After `seconds`, the plugin is
+/// killed with all processes that it has started, unless a person may have to answer it.
+pub fn run_plugin(open_files: u64, seconds: u64, command: &[OsString]) -> io::Result<ExitStatus> {
+    let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(open_files), ..getrlimit(Resource::Nofile) })?;
+    let mut plugin = Command::new(program);
+    plugin.args(arguments);
+    // The terminal stops a process of another group that reads from it.
+    if io::stdin().is_terminal() {
+        return plugin.status();
     }
+    let mut plugin = plugin.process_group(0).spawn()?;
+    let group = Pid::from_child(&plugin);
+    std::thread::spawn(move || {
+        #[expect(clippy::disallowed_methods, reason = "this process has no runtime")]
+        std::thread::sleep(Duration::from_secs(seconds));
+        kill_process_group(group, Signal::KILL)
+    });
+    plugin.wait()
 }
 
 /// Returns a path to this program that stays valid while it runs, even if its file is replaced.

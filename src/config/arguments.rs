@@ -37,10 +37,11 @@ pub enum CliCommand {
         #[command(subcommand)]
         command: ConfigCommand,
     },
-    /// Run an exec credential plugin with a limit on open files; used by `serve`
+    /// Run an exec credential plugin with a limit on open files and on its time; used by `serve`
     #[command(hide = true)]
     RunPlugin {
         open_files: u64,
+        seconds: u64,
         #[arg(last = true, required = true, value_name = "COMMAND")]
         command: Vec<OsString>,
     },

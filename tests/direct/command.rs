@@ -73,11 +73,18 @@ fn daemon_runs_fanoutctl_commands_if_binary_is_alongside() {
 #[test]
 fn run_plugin_exits_with_126_or_127_if_plugin_cannot_run() {
     for (command, code) in [("/no/such/plugin", 127), ("no-such-plugin", 127), ("/", 126)] {
-        let output = run(&["run-plugin", "100", "--", command]);
+        let output = run(&["run-plugin", "100", "60", "--", command]);
         assert_eq!(output.code, Some(code), "{command}: {}", output.stderr);
     }
-    let output = run(&["run-plugin", "100", "--", "sh", "-c", "ulimit -Sn"]);
-    assert_eq!((output.code, output.stdout.trim()), (Some(0), "100"), "{}", output.stderr);
+    let output = run(&["run-plugin", "100", "60", "--", "sh", "-c", "ulimit -Sn; exit 3"]);
+    assert_eq!((output.code, output.stdout.trim()), (Some(3), "100"), "{}", output.stderr);
+}
+
+/// `run` waits until no process has the pipes of the plugin.
+#[test]
+fn run_plugin_kills_a_plugin_that_hangs_and_its_processes() {
+    let output = run(&["run-plugin", "100", "1", "--", "sh", "-c", "sleep 1000 & wait"]);
+    assert_eq!(output.code, Some(1), "it was killed: {}", output.stderr);
 }
 
 #[test]
