@@ -28,11 +28,13 @@ pub(super) struct PerThreadMetrics(Arc<PerThreadMetricsState>);
 
 #[derive(Default)]
 struct PerThreadMetricsState {
-    /// The values of each counter, with the counter of `inner` that receives their sum.
-    counters: Mutex<HashMap<Key, (Arc<PerThreadSlots<AtomicU64>>, Counter)>>,
+    counters: Mutex<HashMap<Key, SummedCounter>>,
     histograms: Mutex<HashMap<Key, Arc<PerThreadSlots<HistogramBuckets>>>>,
     help: Mutex<HashMap<String, SharedString>>,
 }
+
+/// The values of a counter, and the counter of `inner` that receives their sum.
+type SummedCounter = (Arc<PerThreadSlots<AtomicU64>>, Counter);
 
 /// The maximum number of slots. There is one slot per thread, up to this limit; threads that share a slot only lose
 /// time.

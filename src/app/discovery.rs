@@ -103,7 +103,7 @@ impl DiscoveryLoop {
         let requested = Instant::now();
         let is_success = self.refresh(true).await;
         let mut schedule = DiscoverySchedule::new(requested, Instant::now());
-        schedule.set_coverage(self.coverage(is_success, &listening));
+        schedule.set_coverage(self.coverage(is_success, listening));
         drop(starting);
         // When the catalog changed, and when the feeds were last compared with it.
         let (mut changed, mut compared) = (None, Instant::now());
@@ -122,7 +122,7 @@ impl DiscoveryLoop {
                         schedule.change(now);
                     }
                     if listening != ALL_LISTENING {
-                        schedule.set_coverage(self.coverage(true, &listening));
+                        schedule.set_coverage(self.coverage(true, listening));
                     }
                 }
                 () = sleep_until_opt(next_recheck(changed, compared)) => {
@@ -135,7 +135,7 @@ impl DiscoveryLoop {
                     let requested = Instant::now();
                     let is_success = self.refresh(schedule.has_pending_change()).await;
                     schedule.refresh(requested, Instant::now());
-                    schedule.set_coverage(self.coverage(is_success, &listening));
+                    schedule.set_coverage(self.coverage(is_success, listening));
                 }
             }
         }
@@ -163,9 +163,9 @@ impl DiscoveryLoop {
     }
 
     /// Returns how completely changes are observed from now on.
-    fn coverage(&self, is_success: bool, listening: &Listening) -> DefinitionWatchCoverage {
+    fn coverage(&self, is_success: bool, listening: Listening) -> DefinitionWatchCoverage {
         let catalog = &self.retrier.catalog;
-        match (is_success, *listening == ALL_LISTENING, catalog.reads().contains(&true)) {
+        match (is_success, listening == ALL_LISTENING, catalog.reads().contains(&true)) {
             (false, ..) | (true, false, true) => DefinitionWatchCoverage::Part,
             (true, true, _) => DefinitionWatchCoverage::All,
             (true, false, false) => DefinitionWatchCoverage::Nothing { retry_after: catalog.refused_until() },

@@ -20,7 +20,7 @@ fn end(error: UpstreamError) -> Option<FeedEndReason> {
     match classify(error) {
         ReflectorStepError::FeedTerminated(end) => Some(end),
         ReflectorStepError::Stream(_) => None,
-        other => panic!("{other:?}"),
+        other @ ReflectorStepError::OutOfOrder(_) => panic!("{other:?}"),
     }
 }
 
