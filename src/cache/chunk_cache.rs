@@ -227,7 +227,9 @@ impl NamedFrame {
     /// Returns whether the frame is compressed after `previous`.
     fn may_follow(&self, previous: &Self) -> bool {
         self.previous.iter().any(|slot| match slot.load(Ordering::Relaxed) {
-            0 => slot.compare_exchange(0, previous.number, Ordering::Relaxed, Ordering::Relaxed).is_ok(),
+            0 => slot
+                .compare_exchange(0, previous.number, Ordering::Relaxed, Ordering::Relaxed)
+                .map_or_else(|known| known == previous.number, |_| true),
             known => known == previous.number,
         })
     }

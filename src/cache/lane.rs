@@ -422,8 +422,11 @@ fn fields(selector: &Selector) -> impl Iterator<Item = SelectiveTerms> {
 
 fn labels(selector: &Selector) -> impl Iterator<Item = SelectiveTerms> {
     selector.labels.constraints().iter().filter_map(|(key, constraint)| match constraint {
-        // A contradictory selector has no values. A lane needs one, because events find it by their values.
-        LabelConstraint::OneOf(values) if (1..=LANE_VALUES_MAX).contains(&values.len()) => {
+        // A contradictory selector matches nothing, and no object has an empty name.
+        LabelConstraint::OneOf(values) if values.is_empty() => {
+            Some((LaneTermSelectivity::Identifying(0), vec![LaneTerm::Name("".into())]))
+        }
+        LabelConstraint::OneOf(values) if values.len() <= LANE_VALUES_MAX => {
             let terms = values.iter().map(|value| LaneTerm::Label(key.clone(), value.clone())).collect();
             Some((LaneTermSelectivity::LabelIn(values.len()), terms))
         }

@@ -49,15 +49,17 @@ impl FeedFreshness {
         if self.covers(received) {
             return;
         }
-        let is_first = !self.is_awaited();
-        let mut as_of = self.as_of.subscribe();
+        let mut as_of = None;
         // Proofs are requested only while a reader waits. So the first reader wakes the prover even if an earlier
-        // reader, which has left, needed a later instant.
+        // reader, which has left, needed a later instant. The lock makes one of two new readers the first.
         self.needed.send_if_modified(|needed| {
+            let is_first = !self.is_awaited();
+            as_of = Some(self.as_of.subscribe());
             let raises = *needed < Some(received);
             *needed = (*needed).max(Some(received));
             raises || is_first
         });
+        let Some(mut as_of) = as_of else { return };
         // The sender lives as long as `self`.
         let _ = as_of.wait_for(|as_of| *as_of >= Some(received)).await;
     }

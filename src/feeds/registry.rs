@@ -284,19 +284,20 @@ impl FeedRecord {
     }
 }
 
-/// Drops what is known about feeds that ended too long ago, and the oldest above the limit. `kept` is the time for which
-/// counters are kept.
+/// Drops what is known about feeds that ended too long ago, and the oldest above the limit, except refusals, which expire
+/// by themselves. `kept` is the time for which counters are kept.
 fn forget(feeds: &mut FeedRecords, kept: Duration) {
     feeds.retain(|_, record| {
         record.refusal.take_if(|refusal| refusal.is_forgotten());
         record.retired.take_if(|retired| retired.elapsed() >= DEFINITION_GRACE);
         record.has_counts(kept) || record.retired.is_some() || record.refusal.is_some() || record.renderings.is_some()
     });
-    let mut ended: Vec<_> = feeds.values().filter_map(|record| record.ended).collect();
+    let mut ended: Vec<_> =
+        feeds.values().filter(|record| record.refusal.is_none()).filter_map(|record| record.ended).collect();
     if ended.len() > ENDED_MAX {
         ended.sort_unstable();
         let oldest = ended[ended.len() - ENDED_MAX];
-        feeds.retain(|_, record| record.ended.is_none_or(|ended| ended >= oldest));
+        feeds.retain(|_, record| record.refusal.is_some() || record.ended.is_none_or(|ended| ended >= oldest));
     }
 }
 

@@ -214,7 +214,8 @@ impl FeedTaskContext {
             return Ok(current);
         }
         match lister.list(RequestedListVersion::NotOlderThan(cached)).await {
-            Ok(later) => Ok(later),
+            // The second list may be from memory too, so it is no proof as of its own request.
+            Ok(later) => Ok(FeedInitialState { requested_at: current.requested_at, ..later }),
             Err(error) if error.is_too_large_version() => Ok(current),
             Err(error) => Err(error.into()),
         }

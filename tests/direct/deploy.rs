@@ -197,7 +197,7 @@ fn node_proxies_are_replaced_on_a_share_of_the_nodes_at_once() {
     assert_eq!(daemon_set["spec"]["updateStrategy"]["rollingUpdate"], expected);
 }
 
-/// The image is for Linux, and the DaemonSet tolerates all taints, also those of Windows nodes.
+/// The image is for Linux, and the `DaemonSet` tolerates all taints, also those of Windows nodes.
 #[test]
 fn pods_are_scheduled_to_linux_nodes_only() {
     for name in ["central/deployment.yaml", "zone/deployment.yaml", "node/daemonset.yaml"] {
@@ -207,7 +207,7 @@ fn pods_are_scheduled_to_linux_nodes_only() {
     }
 }
 
-/// A policy sees the ports of pods: those of OpenShift's DNS listen on 5353.
+/// A policy sees the ports of pods: those of `OpenShift`'s DNS listen on 5353.
 #[test]
 fn network_policies_permit_every_dns() {
     for name in ["central/network.yaml", "zone/network.yaml", "node/network.yaml"] {

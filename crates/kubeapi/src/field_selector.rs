@@ -1,8 +1,7 @@
-use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use super::labels::{SELECTOR_BYTES_MAX, steps, text_bytes};
+use super::labels::{SELECTOR_BYTES_MAX, has, steps, text_bytes};
 use super::{ObjectKey, SelectableAttributes, SelectableFieldTable};
 
 /// The key whose value is the object's name, for every resource.
@@ -63,6 +62,7 @@ impl FieldSelector {
             let key = alias.map_or(&**key, |(_, target)| target.as_str());
             FieldConstraint::of(&mut constraints, key, FieldValueSource::of(key, table)?).add(value, *negated);
         }
+        constraints.iter_mut().for_each(FieldConstraint::finish);
         Some(FieldMatcher { constraints: constraints.into() })
     }
 }
@@ -83,8 +83,8 @@ struct FieldConstraint {
     subject: FieldValueSource,
     /// The value that the field must have: the first of several, which contradict each other.
     is: Option<Box<str>>,
-    /// The values that the field must not have; empty if it must have another one.
-    not: BTreeSet<Box<str>>,
+    /// The values that the field must not have, sorted; empty if it must have another one.
+    not: Vec<Box<str>>,
     /// Whether the terms contradict each other.
     impossible: bool,
 }
@@ -93,7 +93,7 @@ impl FieldConstraint {
     /// Returns the constraint on a field, created on demand.
     fn of<'a>(all: &'a mut Vec<Self>, key: &str, subject: FieldValueSource) -> &'a mut Self {
         let at = all.binary_search_by(|constraint| (*constraint.key).cmp(key)).unwrap_or_else(|at| {
-            all.insert(at, Self { key: key.into(), subject, is: None, not: BTreeSet::new(), impossible: false });
+            all.insert(at, Self { key: key.into(), subject, is: None, not: Vec::new(), impossible: false });
             at
         });
         &mut all[at]
@@ -103,20 +103,24 @@ impl FieldConstraint {
     fn add(&mut self, value: &str, negated: bool) {
         match &self.is {
             Some(is) => self.impossible |= (**is == *value) == negated,
-            None if negated => {
-                self.not.insert(value.into());
-            }
+            None if negated => self.not.push(value.into()),
             None => {
-                self.impossible |= self.not.contains(value);
-                (self.is, self.not) = (Some(value.into()), BTreeSet::new());
+                self.impossible |= self.not.iter().any(|not| **not == *value);
+                (self.is, self.not) = (Some(value.into()), Vec::new());
             }
         }
+    }
+
+    /// Completes the constraint once all terms are added.
+    fn finish(&mut self) {
+        self.not.sort_unstable();
+        self.not.dedup();
         // The value is the same for every object, so the result is known.
         self.impossible |= self.subject == FieldValueSource::Absent && !self.holds("");
     }
 
     fn holds(&self, value: &str) -> bool {
-        self.is.as_ref().map_or_else(|| !self.not.contains(value), |is| **is == *value)
+        self.is.as_ref().map_or_else(|| !has(&self.not, value), |is| **is == *value)
     }
 }
 

@@ -199,8 +199,9 @@ impl LabelConstraint {
     }
 }
 
-fn has(values: &[Box<str>], value: &str) -> bool {
-    values.binary_search_by(|candidate| (**candidate).cmp(value)).is_ok()
+/// Whether `value` is one of `sorted`.
+pub(super) fn has(sorted: &[Box<str>], value: &str) -> bool {
+    sorted.binary_search_by(|candidate| (**candidate).cmp(value)).is_ok()
 }
 
 fn is_within(range: Option<(i64, i64)>, value: &str) -> bool {

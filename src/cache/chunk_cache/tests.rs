@@ -57,6 +57,7 @@ fn named_frames_are_bounded_and_released() {
     }
     assert_eq!(cache.names.len(), 3);
     assert!(cache.names.bytes() <= NAMED_BYTES_MAX);
+    assert_eq!(cache.account.bytes(), 3 * NAME_BYTES);
     cache.expire(Instant::now() + FRAMES_AGE_MAX + Duration::from_secs(1));
     assert_eq!((cache.names.len(), cache.names.bytes(), cache.bytes(), cache.account.bytes()), (0, 0, 0, 0));
 }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use bytes::{Bytes, BytesMut};
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::civil::DateTime;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -214,8 +214,10 @@ fn put_bytes(out: &mut Vec<u8>, number: usize, bytes: &[u8]) {
 
 /// Returns the seconds since 1970 of `2006-01-02T15:04:05Z`, the only format that the apiserver prints.
 fn unix_seconds(text: &str) -> Result<i64, TranscodeRefusal> {
-    let time = text.parse::<Timestamp>().ok().filter(|time| time.to_string() == text);
-    let seconds = time.map(Timestamp::as_second).filter(|seconds| *seconds >= ZERO_TIME);
+    let time = text.strip_suffix('Z').and_then(|time| time.parse::<DateTime>().ok());
+    let time = time.filter(|time| time.subsec_nanosecond() == 0 && format!("{time}Z") == text);
+    let seconds = time.map(|time| time.duration_since(DateTime::constant(1970, 1, 1, 0, 0, 0, 0)).as_secs());
+    let seconds = seconds.filter(|seconds| *seconds >= ZERO_TIME);
     seconds.ok_or(TranscodeRefusal::Value("not a time as the apiserver prints it"))
 }
 

@@ -11,8 +11,8 @@ use crate::serve::route::{ForwardReason, ReadRoute, ReadRouteInput, route};
 use crate::upstream::{ResourceOrigin, UpstreamResource};
 use crate::wire::{FeedEncoding, Representation};
 use kubeapi::{
-    FieldSelector, Gvr, LabelSelector, ListPageSource, RequestInfo, ResourceVersionMatch, SelectableFieldTable,
-    Selector, UrlQuery, WatchStart,
+    FieldSelector, Gvr, LabelConstraint, LabelSelector, ListPageSource, RequestInfo, ResourceVersionMatch,
+    SelectableFieldTable, Selector, UrlQuery, WatchStart,
 };
 
 /// A request, by default a GET without headers.
@@ -205,13 +205,17 @@ fn summary(route: &Result<ReadRoute, ForwardReason>) -> String {
     }
 }
 
-/// Formats a view as `namespace[label keys]/name`, with `*` for all namespaces.
+/// Formats a view as `namespace[label constraints]/name`, with `*` for all namespaces. A label that must be there is
+/// its key.
 fn scope(view: &CollectionView) -> String {
     let selector = view.selector();
     let mut text = view.namespace().unwrap_or("*").to_owned();
     if !selector.labels.is_empty() {
-        let keys: Vec<_> = selector.labels.constraints().iter().map(|(key, _)| &**key).collect();
-        let _ = write!(text, "[{}]", keys.join(","));
+        let is_there = LabelConstraint::Other { present: true, not: [].into(), range: None };
+        let constraints = selector.labels.constraints().iter().map(|(key, constraint)| {
+            if *constraint == is_there { key.to_string() } else { format!("{key}: {constraint:?}") }
+        });
+        let _ = write!(text, "[{}]", constraints.collect::<Vec<_>>().join(","));
     }
     if let Some(name) = selector.fields.required_name() {
         let _ = write!(text, "/{name}");

@@ -53,6 +53,7 @@ fn invalid_object_meta_is_rejected() {
         r#"{"metadata":{"creationTimestamp":"2024-01-01T00:00:00+01:00"}}"#,
         r#"{"metadata":{"creationTimestamp":"2023-02-29T00:00:00Z"}}"#,
         r#"{"metadata":{"creationTimestamp":"2023-02-28T24:00:00Z"}}"#,
+        r#"{"metadata":{"creationTimestamp":"2023-02-28T00:00:00.5Z"}}"#,
         r#"{"metadata":{"creationTimestamp":"2023-02-2é00:00:00Z"}}"#,
         // Serde accepts an array for a struct.
         r#"[["n"]]"#,
