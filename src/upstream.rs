@@ -70,3 +70,5 @@ pub const PROXY_ACCEPT_ENCODING: http::HeaderName = http::HeaderName::from_stati
 pub const BUILD: http::HeaderName = http::HeaderName::from_static("kube-fanout-build");
 /// The response header that marks responses served from a proxy's memory.
 pub const SERVED: http::HeaderName = http::HeaderName::from_static("kube-fanout-served");
+/// The response header that states for how many seconds the feed of a response has been disconnected from upstream.
+pub const STALE: http::HeaderName = http::HeaderName::from_static("kube-fanout-stale-seconds");

@@ -22,6 +22,8 @@ pub(super) struct FeedTaskContext {
     /// Whether the feed's requests ask for plain bodies and whole events, because a compressed body or a difference
     /// could not be read. The first item of a stream that is plain for this reason ends it.
     pub(super) wants_plain: Arc<AtomicBool>,
+    /// Whether upstream is a proxy, according to the last watch. A proxy's feed may advance only on request.
+    pub(super) behind_a_proxy: Arc<AtomicBool>,
     pub(super) body_encoders: Arc<BodyEncoderTracker>,
     /// Serializes the lists of all feeds that replace bodies of another release.
     pub(super) refresh_lock: Arc<Mutex<()>>,

@@ -21,9 +21,7 @@ use super::continuity::{HistoryComparison, compare, object_versions};
 use super::feed_client::FeedTaskContext;
 use super::initial_state::{FeedInitialState, RequestedListVersion};
 use super::metrics::FeedRequestPurpose;
-use super::stream::WatchStreamEnd;
 use base::random;
-use kubeapi::ResourceVersion;
 
 base::labelled_enum! {
     /// The reason for a history check, in ascending urgency.
@@ -168,7 +166,8 @@ impl FeedTaskContext {
     async fn compare_histories(&self, reason: HistoryCheckReason) -> HistoryCheckOutcome {
         self.count_request(FeedRequestPurpose::Mismatch);
         let cached = self.feed.reader.snapshot();
-        let initial = match self.current_list(cached.rv).await {
+        let lister = self.lister(FeedRequestPurpose::Mismatch);
+        let initial = match async { lister.not_before(cached.rv, lister.current().await?).await }.await {
             Ok(initial) => initial,
             Err(error) => {
                 let feed = &self.feed.spec.key;
@@ -179,12 +178,10 @@ impl FeedTaskContext {
         let listed = &initial.snapshot;
         let finding = match compare(&cached, object_versions(listed), listed.rv) {
             // Later changes hide earlier ones, but upstream may still have the state at our version.
-            HistoryComparison::Later => {
-                match self.lister(FeedRequestPurpose::Mismatch).list(RequestedListVersion::Exact(cached.rv)).await {
-                    Ok(then) => compare(&cached, object_versions(&then.snapshot), then.snapshot.rv),
-                    Err(_) => HistoryComparison::Later,
-                }
-            }
+            HistoryComparison::Later => match lister.list(RequestedListVersion::Exact(cached.rv)).await {
+                Ok(then) => compare(&cached, object_versions(&then.snapshot), then.snapshot.rv),
+                Err(_) => HistoryComparison::Later,
+            },
             finding => finding,
         };
         let (feed, at, reached) = (&self.feed.spec.key, listed.rv, cached.rv);
@@ -203,22 +200,6 @@ impl FeedTaskContext {
             (HistoryComparison::Later, reason) => return HistoryCheckOutcome::Unproven(reason),
         };
         HistoryCheckOutcome::Other(evidence, Box::new(initial))
-    }
-
-    /// Lists the current state. A proxy may return a version below `cached` although its history is the same. In that
-    /// case a list at `cached` or later is requested (`UpstreamLister::storage_position`).
-    async fn current_list(&self, cached: ResourceVersion) -> Result<FeedInitialState, WatchStreamEnd> {
-        let lister = self.lister(FeedRequestPurpose::Mismatch);
-        let current = lister.current().await?;
-        if current.snapshot.rv >= cached || !current.is_from_memory {
-            return Ok(current);
-        }
-        match lister.list(RequestedListVersion::NotOlderThan(cached)).await {
-            // The second list may be from memory too, so it is no proof as of its own request.
-            Ok(later) => Ok(FeedInitialState { requested_at: current.requested_at, ..later }),
-            Err(error) if error.is_too_large_version() => Ok(current),
-            Err(error) => Err(error.into()),
-        }
     }
 }
 

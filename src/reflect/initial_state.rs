@@ -200,6 +200,25 @@ impl UpstreamLister<'_> {
         }
     }
 
+    /// Returns a current state, `listed`, or a later one for a feed that has been at version `reached`. If the result
+    /// is older than that, the storage went back. A proxy may only lag, so it must reach the version first
+    /// ([`storage_position`](Self::storage_position)).
+    pub(super) async fn not_before(
+        &self,
+        reached: ResourceVersion,
+        listed: FeedInitialState,
+    ) -> Result<FeedInitialState, WatchStreamEnd> {
+        if listed.snapshot.rv >= reached || !listed.is_from_memory {
+            return Ok(listed);
+        }
+        match self.list(RequestedListVersion::NotOlderThan(reached)).await {
+            // The second list may be from memory too, so it is no proof as of its own request.
+            Ok(later) => Ok(FeedInitialState { requested_at: listed.requested_at, ..later }),
+            Err(error) if error.is_too_large_version() => Ok(listed),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Lists the current state together with an open watch after it. This works however short upstream's window is.
     pub(super) async fn current_and_watch(&self) -> Result<FeedInitialState, WatchStreamEnd> {
         match self.streamed().await? {

@@ -25,7 +25,7 @@
 mod reach_version;
 
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
@@ -53,9 +53,6 @@ pub(super) struct FreshnessProver {
     /// The state at which the feed's stream failed to reach the last position in time. While its objects are unchanged,
     /// the feed counts as quiet.
     quiet_at: Mutex<Option<FeedStateId>>,
-    /// Whether upstream is a proxy, according to the last response that shows it. A proxy's feed may advance only on
-    /// request.
-    behind_a_proxy: AtomicBool,
     unanswered: ConsecutiveFailureCount,
     unproven: ConsecutiveFailureCount,
     /// The failed requests to reach a version.
@@ -123,7 +120,6 @@ impl FreshnessProver {
             upstream,
             last_equality: Mutex::new(None),
             quiet_at: Mutex::new(None),
-            behind_a_proxy: AtomicBool::new(false),
             unanswered: ConsecutiveFailureCount::default(),
             unproven: ConsecutiveFailureCount::default(),
             unreached: ConsecutiveFailureCount::default(),
@@ -198,7 +194,8 @@ impl FreshnessProver {
 
     async fn request(&self) -> Option<FreshnessProofResult> {
         let reader = &self.upstream.feed.reader;
-        let is_tiny = reader.stats().objects <= AT_ONCE_OBJECTS_MAX;
+        // A proxy's list shows the version of its feed, which may be below ours until it is asked to reach that.
+        let is_tiny = reader.stats().objects <= AT_ONCE_OBJECTS_MAX && !self.is_behind_a_proxy();
         if is_tiny && *self.quiet_at.lock() == Some(reader.state_id()) && self.is_live() {
             return self.at_once().await;
         }
@@ -401,7 +398,6 @@ impl FreshnessProver {
             "watch=true&allowWatchBookmarks=true&timeoutSeconds={CATCH_UP_SECONDS}&resourceVersion={at}"
         ));
         let mut stream = self.upstream.open(UpstreamRequestCause::Proof, &path, None).await?;
-        self.behind_a_proxy.store(stream.is_from_memory(), Ordering::Relaxed);
         let (changes, until) = stream.until_bookmark(&self.upstream.reader).await?;
         // If the channel is full, the reflector is not watching and cannot use the proof.
         let proof = ReflectorFinding::Proof { history, changes, until, announced };

@@ -315,8 +315,11 @@ impl Reflector {
             return Ok(resumed);
         }
         self.upstream.count_request(FeedRequestPurpose::Initial);
-        let initial = self.upstream.lister(FeedRequestPurpose::Initial).current().await.map_err(ended)?;
-        let (served, at) = (self.upstream.feed.reader.progress().rv, initial.snapshot.rv);
+        let served = self.upstream.feed.reader.progress().rv;
+        let lister = self.upstream.lister(FeedRequestPurpose::Initial);
+        let initial = lister.current().await.map_err(ended)?;
+        let initial = lister.not_before(served, initial).await.map_err(ended)?;
+        let at = initial.snapshot.rv;
         if at < served {
             self.discard_rolled_back(served, "a list is older than served data");
         }

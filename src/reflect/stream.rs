@@ -98,6 +98,7 @@ impl FeedTaskContext {
         let is_substitute = deltas_after.is_some() && self.wants_plain.load(Ordering::Relaxed);
         let deltas_after = deltas_after.filter(|_| !is_substitute);
         let response = self.send(cause.of(&key.gvr), UpstreamRequestKind::Watch, path, deltas_after).await?;
+        self.behind_a_proxy.store(response.body().is_from_memory(), Ordering::Relaxed);
         let has_deltas = deltas_after.is_some() && response.headers().contains_key(DELTAS);
         let splitter = FrameSplitter::new(key.encoding, FRAME_BYTES_MAX);
         Ok(UpstreamWatchStream {

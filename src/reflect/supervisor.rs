@@ -70,6 +70,7 @@ impl ReflectorSupervisor {
             reader,
             lists_only: self.lists_only.clone(),
             wants_plain: Arc::default(),
+            behind_a_proxy: Arc::default(),
             body_encoders: Arc::new(BodyEncoderTracker::new(feed.clone())),
             refresh_lock: self.refresh_lock.clone(),
             findings,

@@ -10,13 +10,13 @@ mod transactions;
 
 use std::time::Duration;
 
-use http::Uri;
+use http::{HeaderMap, HeaderValue, Uri};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{ReflectConfig, ReflectorSupervisor};
 use crate::cache::{CacheConfig, FeedEndReason, FeedState};
 use crate::feeds::{FeedHandle, FeedKey, FeedRegistry, FeedScope, FeedSpec};
-use crate::upstream::{UpstreamClient, UpstreamRequestCause};
+use crate::upstream::{SERVED, STALE, UpstreamClient, UpstreamRequestCause};
 use crate::wire::FeedEncoding;
 use base::BackgroundTasks;
 use demo::{DemoApiserver, RunningDemoApiserver, upstream};
@@ -148,6 +148,13 @@ impl Scene {
     /// Whether a reader that arrives now still waits for a proof after `long`.
     async fn waits(&self, long: Duration) -> bool {
         timeout(long, self.feed.freshness.wait_proven(Instant::now())).await.is_err()
+    }
+
+    /// Makes upstream answer as a proxy does whose feed has been disconnected for `stale` seconds, if any.
+    fn is_a_proxy(&self, stale: Option<u64>) {
+        let mut headers = HeaderMap::from_iter([(SERVED, HeaderValue::from_static("cache"))]);
+        headers.extend(stale.map(|seconds| (STALE, seconds.into())));
+        self.up.faults().send_headers(headers);
     }
 
     /// Writes an object that is not of the feed.

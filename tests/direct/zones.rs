@@ -3,10 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use demo::{self, RunningDemoApiserver};
+use base::BackoffBounds;
+use demo::{self, RequestKind, RunningDemoApiserver};
 use serde_json::json;
 
-use crate::direct::{self, App, History, PODS, Watch, eventually, in_time};
+use crate::direct::{self, App, Ended, History, PODS, Watch, eventually, in_time};
 use crate::endpoints;
 
 /// Two zones with one upstream, and a leaf that prefers the first.
@@ -110,4 +111,60 @@ async fn leaf_freshness_check_costs_upstream_one_zone_check() {
         let questions_max = 6 * (1 + usize::try_from(began.elapsed().as_secs()).expect("a test takes minutes"));
         assert!(questions <= questions_max, "{questions}, {questions_max} at most");
     }
+}
+
+/// The second zone has lost its stream, so it cannot reach a version that the leaf has from the first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lagging_zone_without_a_stream_is_not_mistaken_for_restored_storage() {
+    let up = demo::upstream().pods(20).seed(504).bookmark_period(Duration::from_secs(600)).run().await;
+    let (beside, mut history) = (up.beside(), History::begin(&up, PODS).await);
+    let retry = Duration::from_secs(15);
+    let second = direct::app(&beside).fresh_wait_of_product();
+    let second = second.with(|config| config.reflect.retry = BackoffBounds { first: retry, longest: retry });
+    let (first, second) = (direct::app(&up).run().await, second.run().await);
+    let leaf = endpoints::in_front_of(&[first.url(), second.url()]).run().await;
+    second.get(PODS).await;
+    let watch = leaf.watch(PODS).from(history.from).await;
+    let last = up.churn(10).await;
+    watch.reached(last).await;
+    second.reached("pods", last).await;
+    history.read_to(last).await;
+    let mut tree = Tree { up, first, second, leaf, history, watch };
+    let elsewhere = others_change(&tree).await;
+    beside.faults().only("pods").answer(RequestKind::Watch, 1, 503, None);
+    beside.faults().only("pods").end_watches();
+    tree.second.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
+    assert!(reach(&tree.second).await < elsewhere, "the second is not notified");
+    tree.first.begin_stop();
+    let is_proven = || async {
+        let list = tree.leaf.get(PODS).await;
+        list.status == 200 && list.is_cached() && list.rv() >= elsewhere
+    };
+    eventually("the leaf proves what it has by the second zone", is_proven).await;
+    let last = tree.up.churn(10).await;
+    tree.watch.reached(last).await;
+    let received = tree.watch.changes();
+    direct::assert_same("the leaf's watch", &received, &tree.history.read_to(last).await.all());
+    assert!(tree.watch.is_open());
+}
+
+/// The zone has never had another history, so only its answers show the leaf that the storage went back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn restored_storage_is_detected_below_a_zone_that_starts_after_it() {
+    let up = demo::upstream().pods(20).seed(505).run().await;
+    let (backup, from) = (up.faults().backup(), up.revision());
+    let (mut first, second) = (direct::app(&up).run().await, direct::app(&up).fresh_wait_of_product().run().await);
+    let leaf = endpoints::in_front_of(&[first.url(), second.url()]).run().await;
+    let watch = leaf.watch(PODS).from(from).await;
+    watch.reached(up.churn(10).await).await;
+    up.faults().down().await;
+    up.faults().restore(&backup);
+    first.begin_stop();
+    up.faults().up().await;
+    assert_eq!(watch.ended().await, Ended::Expired);
+    let is_restored = || async {
+        let list = leaf.get(PODS).await;
+        list.status == 200 && list.is_cached() && list.rv() == up.revision()
+    };
+    eventually("the leaf has the restored state", is_restored).await;
 }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use http::HeaderMap;
+
 use super::fault_switches::{FaultAction, FaultCommand, RequestKind, ScriptedResponse, WatchStall};
 use super::kinds::known;
 use super::shared::DemoState;
@@ -154,6 +156,11 @@ impl FaultInjector {
                 retry_after,
             });
         }
+    }
+
+    /// Sends these headers with every later successful response, as a proxy does.
+    pub fn send_headers(&self, headers: HeaderMap) {
+        *self.shared.faults.headers.lock() = headers;
     }
 
     /// Ends the next `times` streamed lists of a selection at `revision`, an old one, as a server that lags does.

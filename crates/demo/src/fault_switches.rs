@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use http::HeaderMap;
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
@@ -74,6 +75,8 @@ pub(crate) struct FaultSwitches {
     pub(super) hushed: watch::Sender<bool>,
     pub(super) stall: watch::Sender<WatchStall>,
     pub(super) answers: Mutex<VecDeque<ScriptedResponse>>,
+    /// The headers that successful responses have besides their own.
+    pub(super) headers: Mutex<HeaderMap>,
     pub(super) watches_held: watch::Sender<bool>,
     pub(super) lists_held: watch::Sender<bool>,
     pub(super) lists_waiting: watch::Sender<usize>,
@@ -100,6 +103,7 @@ impl FaultSwitches {
             hushed: watch::Sender::new(false),
             stall: watch::Sender::default(),
             answers: Mutex::default(),
+            headers: Mutex::default(),
             watches_held: watch::Sender::new(false),
             lists_held: watch::Sender::new(false),
             lists_waiting: watch::Sender::new(0),

@@ -39,7 +39,10 @@ const WATCH_SECONDS: u64 = 1800;
 pub(crate) async fn handle(shared: Arc<DemoState>, request: Request<Incoming>) -> DemoReply {
     let (head, body) = request.into_parts();
     let number = shared.remember(&head.method, &head.uri, &head.headers);
-    let reply = reply(shared.clone(), head, body).await;
+    let mut reply = reply(shared.clone(), head, body).await;
+    if reply.status().is_success() {
+        reply.headers_mut().extend(shared.faults.headers.lock().clone());
+    }
     shared.answered(number, reply.status());
     reply
 }

@@ -75,7 +75,7 @@ impl FreshnessProver {
     }
 
     pub(super) fn is_behind_a_proxy(&self) -> bool {
-        self.behind_a_proxy.load(Ordering::Relaxed)
+        self.upstream.behind_a_proxy.load(Ordering::Relaxed)
     }
 
     /// Asks upstream to reach a version, unless the feed's stream delivers it at once. Returns the version that upstream
@@ -91,7 +91,6 @@ impl FreshnessProver {
         let lister = self.upstream.lister(FeedRequestPurpose::Position);
         let reached = match timeout(PROOF_MAX, lister.position(Some(rv))).await {
             Ok(Ok(reported)) if reported.at >= rv => {
-                self.behind_a_proxy.store(reported.is_from_memory, Ordering::Relaxed);
                 if reported.is_from_memory {
                     // The proxy announces its new position on our own stream.
                     let _ = timeout(STREAM_HEAD_START, reader.reached(rv)).await;

@@ -64,7 +64,10 @@ impl Reflector {
         let initial = match window.map(RequestedListVersion::Exact) {
             Some(exact) if is_small => lister.list_whole(exact).await.map_err(classify)?,
             Some(exact) => lister.list(exact).await.map_err(classify)?,
-            None => lister.current_and_watch().await.map_err(ended)?,
+            None => {
+                let listed = lister.current_and_watch().await.map_err(ended)?;
+                lister.not_before(at, listed).await.map_err(ended)?
+            }
         };
         let recovered = match self.recover(at, &initial.snapshot, window.is_some()).await {
             Ok(changes) => Some(changes),

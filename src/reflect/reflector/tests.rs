@@ -37,6 +37,7 @@ fn hands() -> Hands {
         reader: reader.clone(),
         lists_only: Arc::default(),
         wants_plain: Arc::default(),
+        behind_a_proxy: Arc::default(),
         body_encoders: Arc::new(BodyEncoderTracker::new(feed.clone())),
         refresh_lock: Arc::default(),
         findings,

@@ -231,3 +231,38 @@ async fn feed_without_readers_ends_after_the_idle_timeout() {
     up.until(|counts| counts.watches_open.total() == 0).await;
     assert!(feeds.find(&spec().key, None).is_none());
 }
+
+/// A feed that starts over, or has lost its history, lists at a proxy that lags and cannot reach its upstream.
+#[tokio::test(start_paused = true)]
+async fn list_of_a_lagging_proxy_is_retried_and_no_rollback() {
+    for starts_over in [true, false] {
+        let scene = Scene::begun(upstream().pods(3).in_memory());
+        scene.is_a_proxy(None);
+        let scene = scene.serving().await;
+        let backup = scene.up.faults().backup();
+        let reached = scene.elsewhere(1);
+        scene.up.faults().bookmark();
+        scene.until(reached).await;
+        if starts_over {
+            // It does so after three unreadable streams.
+            for _ in 0..3 {
+                scene.until_state("live", |state| state == FeedState::Live).await;
+                scene.up.faults().send_malformed();
+                scene.until_state("unreadable", |state| state != FeedState::Live).await;
+            }
+        } else {
+            scene.up.faults().answer(demo::RequestKind::Watch, 1, 410, None);
+            scene.up.faults().end_watches();
+        }
+        scene.up.faults().restore(&backup);
+        scene.up.faults().answer(demo::RequestKind::List, 1_000_000, 503, None);
+        sleep(seconds(60)).await;
+        assert!(scene.said("refused") > 1 && scene.feed.reader.state() != FeedState::Live, "{starts_over}");
+        assert_eq!(scene.said("rewound"), 0, "{starts_over}");
+        scene.up.faults().answer_as_usual();
+        while scene.elsewhere(2) <= reached {}
+        scene.until_state("live", |state| state == FeedState::Live).await;
+        assert_eq!(scene.said("rewound"), 0, "{starts_over}");
+        next_is_reported(&scene).await;
+    }
+}

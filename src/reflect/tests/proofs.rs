@@ -287,3 +287,24 @@ async fn freshness_proof_is_dropped_with_its_history() {
     assert!(scene.is_true(), "no reader sees what was lost");
     assert_eq!(scene.said("rewound"), 1);
 }
+
+/// A proxy's list shows the version of its feed. Only a position request asks it to reach ours.
+#[tokio::test(start_paused = true)]
+async fn lagging_proxy_is_asked_for_its_position_however_tiny_the_collection() {
+    let scene = Scene::begun(upstream().pods(3).in_memory());
+    scene.is_a_proxy(None);
+    let scene = scene.serving().await;
+    let backup = scene.up.faults().backup();
+    for n in 0..5 {
+        scene.elsewhere(n);
+    }
+    scene.up.faults().bookmark();
+    scene.until(scene.up.revision()).await;
+    scene.elsewhere(5);
+    scene.proof().await;
+    // The next server lags, and does not answer position requests.
+    scene.up.faults().restore(&backup);
+    scene.up.faults().answer(demo::RequestKind::Watch, 1_000_000, 503, None);
+    assert!(scene.waits(seconds(30)).await);
+    assert_eq!((scene.said("mismatch"), scene.said("rewound")), (0, 0));
+}

@@ -309,13 +309,15 @@ impl FeedResolver {
             }
         };
         if waited.is_none() {
-            let reached = feed.reader.progress().rv.0;
+            let (reached, is_stale) = (feed.reader.progress().rv.0, ServedFeedStatus::stale_seconds(feed).is_some());
             let too_large = |requested| NotServable::Late(Box::new(Status::too_large(requested, reached)));
             match (missed, goal) {
                 (WaitTimeoutAction::Answer, _) => feed.forget_served_before(),
+                // A proxy takes a version that is too large for a sign that the storage went back.
+                (WaitTimeoutAction::TooLarge, _) if need.by_proxy && is_stale => return Err(unreachable()),
                 (WaitTimeoutAction::TooLarge, FeedWaitCondition::Version(rv)) => return Err(too_large(rv.0)),
                 _ if !is_watch => return Err(NotServable::Forward(ForwardReason::NoProof)),
-                _ if ServedFeedStatus::stale_seconds(feed).is_some() => return Err(unreachable()),
+                _ if is_stale => return Err(unreachable()),
                 _ => return Err(too_large(reached + 1)),
             }
         }

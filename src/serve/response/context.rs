@@ -17,7 +17,7 @@ use crate::listing::{LimitExceeded, PLAIN_BYTES_MAX, gzip};
 use crate::net::{ConnectionPeer, DownstreamConnection, RequestBody};
 use crate::serve::audit::{AuditDecision, AuditRecord, ServedLocally};
 use crate::serve::response::body::ResponseBody;
-use crate::upstream::{BUILD, HOPS, PROXY_ACCEPT_ENCODING, SERVED, ServerBuild};
+use crate::upstream::{BUILD, HOPS, PROXY_ACCEPT_ENCODING, SERVED, STALE, ServerBuild};
 use crate::wire::FeedEncoding;
 use base::AbortSignal;
 use kubeapi::{
@@ -34,7 +34,6 @@ pub(crate) const REASON: HeaderName = HeaderName::from_static("kube-fanout-reaso
 /// The header that names the origin of an error: `apiserver` if a review by the apiserver denied the request, otherwise
 /// `proxy`.
 pub(crate) const REFUSED_BY: HeaderName = HeaderName::from_static("kube-fanout-refused-by");
-pub(crate) const STALE: HeaderName = HeaderName::from_static("kube-fanout-stale-seconds");
 /// The header that states how long the RBAC objects have been stale by which a caller was authorized.
 const PERMISSIONS_STALE: HeaderName = HeaderName::from_static("kube-fanout-permissions-stale-seconds");
 

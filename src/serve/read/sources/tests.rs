@@ -156,21 +156,27 @@ async fn missed_version_or_proof_forwards_reads_and_fails_watches() {
     let (unset, later) = (ResourceVersionMatch::Unset, ResourceVersionMatch::NotOlderThan(ResourceVersion(99)));
     let watch = |at| ReadKind::Watch { start: WatchStart::State { at, end_bookmark: false }, timeout_seconds: Some(5) };
     let late = |requested| NotServable::Late(Box::new(Status::too_large(requested, 10)));
-    for (kind, is_stale, seconds, expected) in [
-        (ReadKind::List(unset), false, 3, NotServable::Forward(ForwardReason::NoProof)),
-        (ReadKind::Get(later), false, 3, late(99)),
-        (ReadKind::List(later), true, 3, late(99)),
-        (watch(later), true, 3, late(99)),
-        (watch(unset), false, 5, late(11)),
-        (watch(unset), true, 3, unreachable()),
+    for (kind, by_proxy, is_stale, seconds, expected) in [
+        (ReadKind::List(unset), false, false, 3, NotServable::Forward(ForwardReason::NoProof)),
+        (ReadKind::Get(later), false, false, 3, late(99)),
+        (ReadKind::List(later), false, true, 3, late(99)),
+        (watch(later), false, true, 3, late(99)),
+        (watch(unset), false, false, 5, late(11)),
+        (watch(unset), false, true, 3, unreachable()),
+        (ReadKind::List(later), true, false, 3, late(99)),
+        (watch(later), true, false, 3, late(99)),
+        // A proxy would conclude that the storage went back.
+        (ReadKind::List(later), true, true, 3, unreachable()),
+        (watch(later), true, true, 3, unreachable()),
     ] {
         let (sources, feed, FeedStartRequest { mut writer, .. }, _trigger) = pods();
         if is_stale {
             writer.set_state(FeedState::Stale { since: Instant::now() });
         }
         let (began, renderer) = (Instant::now(), feed.reader.verbatim().clone());
-        let waited = sources.wait_ready(&FeedWithRenderer { feed, renderer }, &need(kind)).await;
-        assert_eq!(waited, Err(expected), "{kind:?}");
+        let need = FeedRequirements { by_proxy, ..need(kind) };
+        let waited = sources.wait_ready(&FeedWithRenderer { feed, renderer }, &need).await;
+        assert_eq!(waited, Err(expected), "{kind:?} {by_proxy}");
         assert!(began.elapsed().abs_diff(Duration::from_secs(seconds)) < Duration::from_millis(10), "{kind:?}");
     }
 }
