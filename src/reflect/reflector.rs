@@ -196,15 +196,17 @@ impl Reflector {
         }
     }
 
-    /// Marks the feed as live, and logs the end of an interruption. "feed synced" is the end of one without a state.
-    fn set_live(&mut self) {
+    /// Sets the state of the feed by its open stream, and logs the end of an interruption. "feed synced" is the end of
+    /// one without a state.
+    fn set_state(&mut self, state: FeedState) {
         let feed = &self.upstream.feed;
-        if std::mem::take(&mut self.is_interrupted)
+        if state == FeedState::Live
+            && std::mem::take(&mut self.is_interrupted)
             && let FeedState::Stale { since } = feed.reader.state()
         {
             tracing::info!(feed = %feed.spec.key, stale = ?since.elapsed(), "feed live again");
         }
-        self.writer.set_state(FeedState::Live);
+        self.writer.set_state(state);
     }
 
     /// Whether the feed waits for a refusal to pass. An apiserver that has just started denies requests until its
@@ -241,8 +243,9 @@ impl Reflector {
                 Ok((stream, resume_marker)) => {
                     self.complete.opened(false);
                     self.upstream.body_encoders.opened(stream.server());
-                    // The stream is open again. On a quiet resource the first item may be a minute away.
-                    self.set_live();
+                    // The stream is open again. On a quiet resource the first item may be a minute away. But a proxy
+                    // without a stream sends nothing of what changes.
+                    self.set_state(stream.feed_state);
                     (ReflectorState::Watching { at, stream, resume_marker }, None)
                 }
                 Err((failure, Some(_))) if failure.is_expired() => (self.marker_expired(at), None),
@@ -363,17 +366,18 @@ impl Reflector {
             self.complete.listed(requested_at);
         }
         self.record_progress();
-        let mut next = ReflectorState::Listed { at };
+        let (mut next, mut state) = (ReflectorState::Listed { at }, FeedState::Live);
         if let Some(ContinuingWatch { stream, template }) = stream {
             self.complete.opened(template.is_some());
             self.upstream.body_encoders.opened(stream.server());
             if let Some(template) = template {
                 self.writer.set_bookmark(template);
             }
+            state = stream.feed_state;
             next = ReflectorState::Watching { at, stream, resume_marker: None };
         }
         // Set last, because it admits the requests that wait for the feed.
-        self.set_live();
+        self.set_state(state);
         next
     }
 

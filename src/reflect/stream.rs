@@ -11,11 +11,11 @@ use tokio::time::{Instant, timeout_at};
 
 use super::delta_bases::{DeltaBases, FRAME_BYTES_MAX};
 use super::feed_client::FeedTaskContext;
-use crate::cache::ObjectChange;
+use crate::cache::{FeedState, ObjectChange};
 use crate::feeds::FeedKey;
 use crate::upstream::{
-    DELTAS, PROXY_ACCEPT_ENCODING, UpstreamError, UpstreamRequestCause, UpstreamRequestKind, UpstreamResponseBody,
-    UpstreamServer,
+    DELTAS, PROXY_ACCEPT_ENCODING, STALE, UpstreamError, UpstreamRequestCause, UpstreamRequestKind,
+    UpstreamResponseBody, UpstreamServer,
 };
 use crate::wire::{
     FeedEncoding, FrameSplitter, ObjectReader, ObjectRevision, TABLE_ACCEPT, WatchItem, WireError, is_delta,
@@ -33,6 +33,8 @@ pub(super) struct UpstreamWatchStream {
     ahead: VecDeque<StreamItem>,
     /// The next frame, if [`peek_frame`](Self::peek_frame) has read it.
     peeked: Option<Bytes>,
+    /// The state of a feed that has just opened the stream. A proxy that has no stream itself sends no changes.
+    pub(super) feed_state: FeedState,
     /// The time at which the last item was received. It is a field because a read may be cancelled at any time.
     last_item: Instant,
     /// [`FeedTaskContext::wants_plain`].
@@ -100,6 +102,9 @@ impl FeedTaskContext {
         let response = self.send(cause.of(&key.gvr), UpstreamRequestKind::Watch, path, deltas_after).await?;
         self.behind_a_proxy.store(response.body().is_from_memory(), Ordering::Relaxed);
         let has_deltas = deltas_after.is_some() && response.headers().contains_key(DELTAS);
+        let now = Instant::now();
+        let stale = response.headers().get(STALE).and_then(|value| value.to_str().ok()?.parse().ok());
+        let since = |seconds| now.checked_sub(Duration::from_secs(seconds)).unwrap_or(now);
         let splitter = FrameSplitter::new(key.encoding, FRAME_BYTES_MAX);
         Ok(UpstreamWatchStream {
             body: response.into_body(),
@@ -107,7 +112,8 @@ impl FeedTaskContext {
             deltas: has_deltas.then(|| Box::new(DeltaBases::new(self))),
             ahead: VecDeque::new(),
             peeked: None,
-            last_item: Instant::now(),
+            feed_state: stale.map_or(FeedState::Live, |seconds| FeedState::Stale { since: since(seconds) }),
+            last_item: now,
             wants_plain: self.wants_plain.clone(),
             is_substitute,
         })

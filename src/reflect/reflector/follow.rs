@@ -211,7 +211,7 @@ impl Reflector {
                 self.complete.advanced(is_bookmark, at, rv, Instant::now());
                 self.relists.end_row();
                 self.record_progress();
-                self.writer.set_state(FeedState::Live);
+                self.set_state(FeedState::Live);
                 Ok(rv)
             }
             // The feed had it already.

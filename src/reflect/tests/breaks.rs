@@ -266,3 +266,31 @@ async fn list_of_a_lagging_proxy_is_retried_and_no_rollback() {
         next_is_reported(&scene).await;
     }
 }
+
+/// The stream of a proxy is open, but says nothing about changes that the proxy does not receive (L7).
+#[tokio::test(start_paused = true)]
+async fn stream_of_a_stale_proxy_leaves_the_feed_stale_until_an_item() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    scene.is_a_proxy(Some(40));
+    scene.up.faults().end_watches();
+    let is_stale = |state| matches!(state, FeedState::Stale { since } if since.elapsed() >= seconds(40));
+    scene.until_state("stale", is_stale).await;
+    let opened = scene.up.counts().watches_opened.of("pods");
+    scene.is_a_proxy(None);
+    sleep(seconds(10)).await;
+    assert_eq!(scene.up.counts().watches_opened.of("pods"), opened, "the stream stays open");
+    assert!(is_stale(scene.feed.reader.state()));
+    next_is_reported(&scene).await;
+    assert_eq!(scene.feed.reader.state(), FeedState::Live);
+}
+
+/// The first state of a proxy without a stream is proven, but not followed.
+#[tokio::test(start_paused = true)]
+async fn first_state_of_a_stale_proxy_is_stale() {
+    let scene = Scene::begun(upstream().pods(3).in_memory());
+    scene.is_a_proxy(Some(40));
+    scene.until_state("synced", |state| state != FeedState::Syncing).await;
+    assert!(matches!(scene.feed.reader.state(), FeedState::Stale { since } if since.elapsed() >= seconds(40)));
+    next_is_reported(&scene).await;
+    assert_eq!(scene.feed.reader.state(), FeedState::Live);
+}
