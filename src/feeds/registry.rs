@@ -167,6 +167,17 @@ impl FeedRegistry {
         running(&self.shared.feeds.lock()).cloned().collect()
     }
 
+    /// Returns whether every feed that has a state has been disconnected from upstream for `min` or longer.
+    pub fn are_stale(&self, min: Duration) -> bool {
+        let feeds = self.shared.feeds.lock();
+        let mut are_stale = running(&feeds).filter_map(|feed| match feed.reader.state() {
+            FeedState::Live => Some(false),
+            FeedState::Stale { since } => Some(since.elapsed() >= min),
+            FeedState::Syncing | FeedState::Ended(_) => None,
+        });
+        are_stale.next() == Some(true) && are_stale.all(|is_stale| is_stale)
+    }
+
     /// Returns the memory use and limit of all feeds.
     pub fn memory(&self) -> MemoryUse {
         self.shared.budget.memory()

@@ -202,7 +202,7 @@ impl HttpFrontend {
         {
             Some(context.status(&Status::from_code(403, &foreign.to_string())))
         } else {
-            health(http, info.filter(|_| context.by_proxy)?, &self.shared.ready)
+            health(http, info.filter(|_| context.by_proxy)?, &self.shared.ready, &self.shared.feeds)
         }
     }
 

@@ -18,6 +18,7 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use tokio::time::{Instant, timeout};
 
+use crate::feeds::FeedRegistry;
 use crate::net::RequestBody;
 use crate::serve::activity::metrics;
 use crate::serve::audit::ServedLocally;
@@ -76,6 +77,8 @@ pub(crate) struct DownstreamReviewHandler {
 
 /// The timeout of a review, including the wait for identical ones.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long all feeds may be disconnected from upstream before this proxy is not ready for the proxies below it.
+const STALE_MAX: Duration = Duration::from_secs(10);
 const CACHE_BYTES_MAX: u64 = 32 << 20;
 const KEY_BYTES: usize = 256;
 /// The maximum size of a review. It contains the name and groups of a user, or a token.
@@ -208,18 +211,20 @@ impl DownstreamReviewHandler {
 }
 
 /// Returns the health of this proxy to a proxy below it, for which this proxy is the upstream. It needs no
-/// authorization, because the response contains no data about any caller.
+/// authorization, because the response contains no data about any caller. If this proxy cannot reach its own upstream,
+/// it is not ready, because another upstream of the proxy below may be.
 pub(crate) fn health<B>(
     request: &Request<B>,
     info: &RequestInfo,
     ready: &ReadinessTracker,
+    feeds: &FeedRegistry,
 ) -> Option<Response<ResponseBody>> {
     if *request.method() != Method::GET || request.uri().query().is_some() || !info.is_canonical {
         return None;
     }
     let is_healthy = match info.path.as_str() {
         "/livez" | "/healthz" => true,
-        "/readyz" => ready.is_ready(),
+        "/readyz" => ready.is_ready() && !feeds.are_stale(STALE_MAX),
         _ => return None,
     };
     metrics::answered_proxy("health", "memory");

@@ -23,7 +23,7 @@ use super::pool::{ForwardPoolKind, UpstreamResponseBody, send_on};
 use super::retryable_request::{CountedRequest, UpstreamBody};
 use super::transport::{UpstreamTransport, UpstreamTransports};
 use super::{
-    BODY_BYTES_MAX, CAUSE, CredentialError, CredentialSource, HOPS, UpstreamCostTotals, UpstreamError,
+    BODY_BYTES_MAX, CAUSE, CredentialError, CredentialSource, HOPS, STALE, UpstreamCostTotals, UpstreamError,
     UpstreamRequestCause, UpstreamServer,
 };
 use crate::net::CertificateValidity;
@@ -270,6 +270,9 @@ impl UpstreamClient {
         self.shared.transports.record_status(response.status().as_u16());
         self.shared.strict_transport.update(response.headers());
         if response.status().is_success() {
+            if response.headers().contains_key(STALE) {
+                self.endpoints().report_failure(at);
+            }
             return Ok(response);
         }
         let (head, body) = response.into_parts();

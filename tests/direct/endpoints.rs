@@ -7,11 +7,11 @@ use std::time::Duration;
 use base::BackoffBounds;
 use demo::{self, RunningDemoApiserver};
 use futures_util::future::join_all;
-use http::{Method, Request};
+use http::{HeaderMap, Method, Request};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use kube_fanout::net::{ClientCertificates, ConnectionLimits, Listener, ListenerTls};
-use kube_fanout::upstream::EndpointTimings;
+use kube_fanout::upstream::{EndpointTimings, STALE};
 use tokio::time::{Instant, timeout};
 
 use crate::direct::{self, App, History, Listening, PATIENCE, PODS, Plan, Protocol, Watch, eventually, within};
@@ -149,6 +149,15 @@ async fn recovered_server_is_preferred_without_cutting_streams() {
     direct::followed(&first, "pods").await;
     let last = first.churn(10).await;
     history.assert_delivered(&watches, last).await;
+}
+
+/// The server is a proxy that has no stream. It answers, but another server may follow upstream.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_with_stale_responses_is_probed() {
+    let Zone { first, app, .. } = zone(5, 408).await;
+    first.faults().send_headers(HeaderMap::from_iter([(STALE, 40.into())]));
+    app.get(PODS).await;
+    eventually("the server is probed", || async { asked_whether_ready(&first) > 0 }).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

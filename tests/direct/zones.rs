@@ -168,3 +168,24 @@ async fn restored_storage_is_detected_below_a_zone_that_starts_after_it() {
     };
     eventually("the leaf has the restored state", is_restored).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leaf_leaves_a_zone_that_has_lost_its_apiserver() {
+    let up = demo::upstream().pods(20).seed(506).run().await;
+    let beside = up.beside();
+    let zone = |up| direct::app(up).fresh_wait_of_product();
+    let (first, second) = (zone(&up).run().await, zone(&beside).run().await);
+    let leaf = endpoints::in_front_of(&[first.url(), second.url()]).run().await;
+    let watch = leaf.watch(PODS).from(up.revision()).await;
+    let seen = up.churn(10).await;
+    watch.reached(seen).await;
+    up.faults().down().await;
+    let last = beside.create_pod("default", "new");
+    let is_current = || async {
+        let list = leaf.get(PODS).await;
+        list.status == 200 && list.is_cached() && list.rv() >= last
+    };
+    eventually("the leaf reads by the second zone", is_current).await;
+    watch.reached(last).await;
+    assert!(watch.is_open());
+}

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::sync::mpsc;
-use tokio::time::advance;
+use tokio::time::{Instant, advance};
 
 use crate::cache::tests::fixture::rv;
 use crate::cache::{CacheConfig, FeedEndReason, FeedSnapshot, FeedState};
@@ -414,4 +414,26 @@ fn feed_end_reasons_have_stable_names() {
     for (end, word) in ends {
         assert_eq!(end.as_str(), word);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn feeds_are_stale_if_all_with_a_state_are_for_long() {
+    let (feeds, mut demands) = feeds();
+    let min = Duration::from_secs(10);
+    assert!(!feeds.are_stale(min), "there is none");
+    let [_a, _b, _c] = ["pods", "nodes", "secrets"]
+        .map(|name| feeds.handle(&spec(name, None, FeedEncoding::Json), None).expect("there is room"));
+    let mut running = demanded(&mut demands);
+    assert!(!feeds.are_stale(min), "none has a state");
+    let stale = || FeedState::Stale { since: Instant::now() };
+    running[0].writer.set_state(stale());
+    assert!(!feeds.are_stale(min), "just now");
+    advance(min).await;
+    assert!(feeds.are_stale(min), "the others have no state");
+    running[1].writer.set_state(FeedState::Live);
+    assert!(!feeds.are_stale(min));
+    running[1].writer.set_state(stale());
+    assert!(!feeds.are_stale(min), "just now");
+    advance(min).await;
+    assert!(feeds.are_stale(min));
 }
