@@ -11,6 +11,7 @@
 //! dropped. Then states are served again.
 
 use std::convert::Infallible;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -134,6 +135,8 @@ impl FeedTaskContext {
         let turn = self.refresh_lock.lock().await;
         let (key, began) = (&self.feed.spec.key, Instant::now());
         self.count_request(FeedRequestPurpose::ReleaseChange);
+        // The new release may support them.
+        self.lists_only.store(false, Ordering::Relaxed);
         let listed = self.lister(FeedRequestPurpose::ReleaseChange).current().await?;
         drop(turn);
         for server in &listed.servers {

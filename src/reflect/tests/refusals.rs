@@ -115,3 +115,28 @@ async fn changed_definition_ends_feed_and_starts_its_replacement() {
     let mut state = next.reader.watch_state();
     timeout(seconds(60), state.wait_for(|state| *state == FeedState::Live)).await.expect("in time").expect("it runs");
 }
+
+/// A refusal says something about one release only. The next server of another one is asked for streamed lists again.
+#[tokio::test(start_paused = true)]
+async fn refused_streamed_lists_are_requested_again_after_an_upgrade() {
+    let up = upstream().pods(3).in_memory();
+    up.faults().answer(RequestKind::Watch, 1, 400, None);
+    let scene = Scene::begun(up).serving().await;
+    let streamed = || scene.up.requests().iter().filter(|request| is_streamed_list(&request.uri)).count();
+    assert_eq!((streamed(), scene.up.counts().lists.of("pods")), (1, 1), "the list is read in pages");
+    upgraded(&scene, 37).await;
+    sleep(seconds(600)).await;
+    assert_eq!((scene.said("release_change"), streamed()), (1, 2));
+}
+
+/// Replaces upstream by another release, while the feed has no stream.
+async fn upgraded(scene: &Scene, minor: u32) {
+    scene.up.faults().down().await;
+    scene.until_state("lost", |state| state != FeedState::Live).await;
+    scene.up.faults().upgrade(minor);
+    scene.up.faults().up().await;
+}
+
+fn is_streamed_list(uri: &Uri) -> bool {
+    uri.query().is_some_and(|query| query.contains("sendInitialEvents") && !query.contains("fieldSelector"))
+}
