@@ -11,10 +11,11 @@
 //! dropped. Then states are served again.
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::upstream::UpstreamServer;
 use base::{Backoff, BackoffBounds, random};
@@ -24,6 +25,9 @@ use super::feed_client::FeedTaskContext;
 use super::metrics::FeedRequestPurpose;
 use super::reflector_findings::ReflectorFinding;
 use super::stream::WatchStreamEnd;
+
+/// The time in which a list delays those of other feeds. One that hangs must not hide the states of all.
+const TURN_MAX: Duration = Duration::from_secs(10);
 
 /// Limits how soon bodies are renewed.
 ///
@@ -137,8 +141,14 @@ impl FeedTaskContext {
         self.count_request(FeedRequestPurpose::ReleaseChange);
         // The new release may support them.
         self.lists_only.store(false, Ordering::Relaxed);
-        let listed = self.lister(FeedRequestPurpose::ReleaseChange).current().await?;
+        let lister = self.lister(FeedRequestPurpose::ReleaseChange);
+        let mut listing = pin!(lister.current());
+        let listed = timeout(TURN_MAX, &mut listing).await;
         drop(turn);
+        let listed = match listed {
+            Ok(listed) => listed?,
+            Err(_) => listing.await?,
+        };
         for server in &listed.servers {
             self.fetch_build(server).await;
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use http::HeaderMap;
 
 use super::fault_switches::{FaultAction, FaultCommand, RequestKind, ScriptedResponse, WatchStall};
-use super::kinds::known;
+use super::kinds::{KINDS, known};
 use super::shared::DemoState;
 pub use super::store::StoreBackup;
 
@@ -22,7 +22,7 @@ impl FaultInjector {
         Self { shared, kind: None }
     }
 
-    /// Returns the same faults for one resource only. This limits orders to open watches, and ordered responses.
+    /// Returns the same faults for one resource only. This limits orders to open watches, ordered responses, and held watches.
     ///
     /// # Panics
     /// If the upstream has no such resource: a mistake in the test.
@@ -246,11 +246,12 @@ impl FaultInjector {
 
     /// Holds the responses to new watches until [`FaultInjector::release_watches`].
     pub fn hold_watches(&self) {
-        self.shared.faults.watches_held.send_replace(true);
+        let held = self.kind.map_or_else(|| (0..KINDS.len()).collect(), |kind| vec![kind]);
+        self.shared.faults.watches_held.send_replace(held);
     }
 
     pub fn release_watches(&self) {
-        self.shared.faults.watches_held.send_replace(false);
+        self.shared.faults.watches_held.send_replace(Vec::new());
     }
 
     /// Delays the response to each LIST until `writes` writes have happened since its state was taken. A LIST with a

@@ -77,7 +77,8 @@ pub(crate) struct FaultSwitches {
     pub(super) answers: Mutex<VecDeque<ScriptedResponse>>,
     /// The headers that successful responses have besides their own.
     pub(super) headers: Mutex<HeaderMap>,
-    pub(super) watches_held: watch::Sender<bool>,
+    /// The resources whose watches are held.
+    pub(super) watches_held: watch::Sender<Vec<usize>>,
     pub(super) lists_held: watch::Sender<bool>,
     pub(super) lists_waiting: watch::Sender<usize>,
     pub(super) lists_outlast: AtomicU64,
@@ -104,7 +105,7 @@ impl FaultSwitches {
             stall: watch::Sender::default(),
             answers: Mutex::default(),
             headers: Mutex::default(),
-            watches_held: watch::Sender::new(false),
+            watches_held: watch::Sender::default(),
             lists_held: watch::Sender::new(false),
             lists_waiting: watch::Sender::new(0),
             lists_outlast: AtomicU64::new(0),
@@ -187,10 +188,10 @@ impl FaultSwitches {
         self.lists_outlast.load(Ordering::Relaxed)
     }
 
-    /// Waits while watches are held.
-    pub(crate) async fn pass_watch_gate(&self) {
+    /// Waits while watches of a resource are held.
+    pub(crate) async fn pass_watch_gate(&self, kind: usize) {
         // The sender lives as long as `self`, so waiting cannot fail.
-        let _ = self.watches_held.subscribe().wait_for(|are_held| !*are_held).await;
+        let _ = self.watches_held.subscribe().wait_for(|held| !held.contains(&kind)).await;
     }
 
     /// Waits while LISTs are held. A LIST counts as waiting until it continues or its client disconnects.

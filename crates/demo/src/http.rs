@@ -161,7 +161,7 @@ impl DemoRequestContext {
             return Err(DemoStatus::bad_request("fieldSelector metadata.name doesn't match requested name"));
         }
         if watch {
-            self.shared.faults.pass_watch_gate().await;
+            self.shared.faults.pass_watch_gate(at).await;
             let start = start(&options)?;
             let include = self.include()?;
             if matches!(start, WatchStartPoint::Initial { .. }) {

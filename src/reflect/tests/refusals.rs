@@ -129,6 +129,30 @@ async fn refused_streamed_lists_are_requested_again_after_an_upgrade() {
     assert_eq!((scene.said("release_change"), streamed()), (1, 2));
 }
 
+/// After an upgrade, the lists of one resource do not end, for example because of its conversion webhook.
+#[tokio::test(start_paused = true)]
+async fn hanging_list_of_one_resource_does_not_hide_the_states_of_others() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let other = scene.other();
+    let _ = timeout(NEVER, other.reader.watch_state().wait_for(|state| *state == FeedState::Live)).await;
+    upgraded(&scene, 37).await;
+    for feed in [&scene.feed, &other] {
+        while feed.body_release.is_current() || feed.reader.state() != FeedState::Live {
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+    scene.up.faults().only("pods").hold_watches();
+    let feed = scene.feed.clone();
+    let _reader = tokio::spawn(async move { feed.body_release.wait_current_requested().await });
+    while scene.said("release_change") == 0 {
+        sleep(Duration::from_millis(100)).await;
+    }
+    assert!(timeout(seconds(15), other.body_release.wait_current_requested()).await.is_ok());
+    assert!(!scene.feed.body_release.is_current());
+    scene.up.faults().release_watches();
+    assert!(timeout(NEVER, scene.feed.body_release.wait_current_requested()).await.is_ok());
+}
+
 /// Replaces upstream by another release, while the feed has no stream.
 async fn upgraded(scene: &Scene, minor: u32) {
     scene.up.faults().down().await;
