@@ -263,7 +263,7 @@ async fn expensive_list_selector_is_forwarded() {
 async fn long_selector_watch_uses_several_permits() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).with(|config| config.serve.limits.watches_max = 10).run().await;
-    let long = format!("app in ({})", joined(200, |n| format!("v{n:03}")));
+    let long = format!("app in ({})", joined(350, |n| format!("v{n:03}")));
     let watch = app.watch(PODS).labels(&long).from(up.revision()).await;
     let again = format!("{PODS}?watch=1&labelSelector={}", long.replace(' ', "%20"));
     let refused = app.get(&again).await;
