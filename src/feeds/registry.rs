@@ -41,7 +41,7 @@ struct FeedRegistryState {
     start_requests: mpsc::Sender<FeedStartRequest>,
 }
 
-/// The running feeds, and for a while what is known about ended ones.
+/// The running feeds, and for a while the records of ended ones.
 type FeedRecords = BTreeMap<FeedKey, FeedRecord>;
 
 /// A feed, and what outlives it.
@@ -295,7 +295,7 @@ impl FeedRecord {
     }
 }
 
-/// Drops what is known about feeds that ended too long ago, and the oldest above the limit, except refusals, which expire
+/// Drops the records of feeds that ended too long ago, and the oldest above the limit, except refusals, which expire
 /// by themselves. `kept` is the time for which counters are kept.
 fn forget(feeds: &mut FeedRecords, kept: Duration) {
     feeds.retain(|_, record| {
