@@ -15,6 +15,7 @@
 //! This module cannot detect a server whose release differs from its reported one. Callers compare samples with the
 //! server's own output (W15).
 
+mod custom_metadata;
 mod facts;
 mod go_json;
 mod metadata;

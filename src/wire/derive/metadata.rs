@@ -1,22 +1,10 @@
-//! The metadata of objects: extracted from protobuf, and converted from JSON to protobuf as Go's generated encoder
-//! writes it. A metadata client of custom resources prefers this encoding (R-DERIVE-9).
-//!
-//! The metadata of custom resources has passed through the apiserver's own `ObjectMeta`, so its JSON contains no other
-//! fields. JSON with other fields is refused.
-
-use std::collections::BTreeMap;
-
 use bytes::{Bytes, BytesMut};
-use k8s_openapi::jiff::civil::DateTime;
-use serde::Deserialize;
-use serde_json::value::RawValue;
 
-use super::facts::{FieldCardinality, MessageSchema, ProtobufFieldSchema, ReleaseSchema, SchemaValueType};
-use super::scalar::ZERO_TIME;
+use super::custom_metadata::ObjectMeta;
+use super::facts::ReleaseSchema;
 use super::writer::JsonBodyWriter;
 use super::{TranscodeError, TranscodeRefusal};
-use crate::wire::json_reader::{BorrowedJsonText, members, raw_metadata};
-use kubeapi::protobuf::{FieldReader, leading_message, plain_field, put_field, put_varint};
+use kubeapi::protobuf::{FieldReader, leading_message, plain_field, put_field};
 
 /// Derives `PartialObjectMetadata` from the bodies of one kind: their metadata only.
 ///
@@ -74,8 +62,11 @@ impl MetadataRenderer {
 
     /// Returns the `ObjectMeta` message of a JSON body, as the server's encoder writes it.
     fn read_json(&self, body: &[u8]) -> Result<Vec<u8>, TranscodeError> {
-        let metadata = object_meta(self.facts, body).map_err(in_metadata)?;
-        Ok(self.without_hidden(&metadata).map_err(in_metadata)?.unwrap_or(metadata))
+        let mut metadata = ObjectMeta::read(body).map_err(in_metadata)?;
+        metadata.remove_annotations(self.hidden);
+        let mut out = Vec::with_capacity(body.len() / 2);
+        metadata.put_protobuf(&mut out).map_err(in_metadata)?;
+        Ok(out)
     }
 
     fn put_json(&self, metadata: &[u8], out: &mut Vec<u8>) -> Result<(), TranscodeError> {
@@ -111,116 +102,6 @@ impl MetadataRenderer {
     }
 }
 
-/// Returns the metadata of a JSON body as a protobuf message. The body is a whole custom resource, or a built-in object
-/// without its `TypeMeta`.
-pub(super) fn object_meta(facts: &ReleaseSchema, body: &[u8]) -> Result<Vec<u8>, TranscodeRefusal> {
-    let metadata = raw_metadata(body).map_err(|_| OTHER)?;
-    let mut out = Vec::with_capacity(body.len() / 2);
-    put_object(&mut out, facts, facts.object_meta(), metadata)?;
-    Ok(out)
-}
-
-/// Appends a JSON object as a message. Go's encoder writes every field that is not a pointer, list or map, even if it is
-/// empty.
-fn put_object(
-    out: &mut Vec<u8>,
-    facts: &ReleaseSchema,
-    message: &MessageSchema,
-    json: &str,
-) -> Result<(), TranscodeRefusal> {
-    let mut values = vec![None; message.fields.len()];
-    for (name, value) in members(json).map_err(|_| OTHER)? {
-        let index = message.fields.iter().position(|field| field.name == name).ok_or(OTHER)?;
-        if values[index].replace(value.get()).is_some() {
-            return Err(OTHER);
-        }
-    }
-    let mut fields: Vec<_> = message.fields.iter().zip(values).collect();
-    fields.sort_by_key(|(field, _)| field.number);
-    for (field, json) in fields {
-        if field.arity != FieldCardinality::One && matches!(json, None | Some("null")) {
-            continue;
-        }
-        match (field.arity, json) {
-            (FieldCardinality::Many, Some(json)) => {
-                for item in read::<Vec<&RawValue>>(json)? {
-                    put_value(out, facts, field, Some(item.get()))?;
-                }
-            }
-            (FieldCardinality::Map, Some(json)) => {
-                for (key, value) in read::<BTreeMap<BorrowedJsonText<'_>, BorrowedJsonText<'_>>>(json)? {
-                    let mut entry = Vec::new();
-                    put_bytes(&mut entry, 1, key.0.as_bytes());
-                    put_bytes(&mut entry, 2, value.0.as_bytes());
-                    put_bytes(out, field.number, &entry);
-                }
-            }
-            (FieldCardinality::Embedded, _) => return Err(OTHER),
-            _ => put_value(out, facts, field, json)?,
-        }
-    }
-    Ok(())
-}
-
-/// Appends one value of a field. An absent value is the zero value.
-fn put_value(
-    out: &mut Vec<u8>,
-    facts: &ReleaseSchema,
-    field: &ProtobufFieldSchema,
-    json: Option<&str>,
-) -> Result<(), TranscodeRefusal> {
-    let mut message = Vec::new();
-    match (field.kind, json) {
-        (SchemaValueType::Int64, _) => {
-            put_int(out, field.number, json.map_or(Ok(0), read)?);
-            return Ok(());
-        }
-        (SchemaValueType::Bool, Some(json)) => {
-            put_int(out, field.number, i64::from(read::<bool>(json)?));
-            return Ok(());
-        }
-        (SchemaValueType::Text, Some(json)) => {
-            message.extend_from_slice(read::<BorrowedJsonText<'_>>(json)?.0.as_bytes());
-        }
-        // The zero time is an empty message.
-        (SchemaValueType::Text, None) | (SchemaValueType::Time, None | Some("null")) => {}
-        (SchemaValueType::Time, Some(json)) => {
-            put_int(&mut message, 1, unix_seconds(&read::<BorrowedJsonText<'_>>(json)?.0)?);
-            put_int(&mut message, 2, 0);
-        }
-        // The server's text is compact and HTML-safe in JSON and in protobuf.
-        (SchemaValueType::Raw, Some(json)) => put_bytes(&mut message, 1, json.as_bytes()),
-        (SchemaValueType::Message(id), Some(json)) => put_object(&mut message, facts, facts.message(id), json)?,
-        _ => return Err(OTHER),
-    }
-    put_bytes(out, field.number, &message);
-    Ok(())
-}
-
-fn read<'a, T: Deserialize<'a>>(json: &'a str) -> Result<T, TranscodeRefusal> {
-    serde_json::from_str(json).map_err(|_| OTHER)
-}
-
-fn put_int(out: &mut Vec<u8>, number: usize, value: i64) {
-    put_varint(out, (number as u64) << 3);
-    put_varint(out, value.cast_unsigned());
-}
-
-fn put_bytes(out: &mut Vec<u8>, number: usize, bytes: &[u8]) {
-    put_varint(out, (number as u64) << 3 | 2);
-    put_varint(out, bytes.len() as u64);
-    out.extend_from_slice(bytes);
-}
-
-/// Returns the seconds since 1970 of `2006-01-02T15:04:05Z`, the only format that the apiserver prints.
-fn unix_seconds(text: &str) -> Result<i64, TranscodeRefusal> {
-    let time = text.strip_suffix('Z').and_then(|time| time.parse::<DateTime>().ok());
-    let time = time.filter(|time| time.subsec_nanosecond() == 0 && format!("{time}Z") == text);
-    let seconds = time.map(|time| time.duration_since(DateTime::constant(1970, 1, 1, 0, 0, 0, 0)).as_secs());
-    let seconds = seconds.filter(|seconds| *seconds >= ZERO_TIME);
-    seconds.ok_or(TranscodeRefusal::Value("not a time as the apiserver prints it"))
-}
-
 /// Returns the annotations that upstream's conversion adds to the objects of one version, after it has derived their
 /// metadata (R-DERIVE-8; pkg/apis/{apps,autoscaling}/v1/conversion.go).
 fn hidden_annotations(api_version: &str, kind: &str) -> &'static [&'static str] {
@@ -252,7 +133,6 @@ fn in_metadata(why: TranscodeRefusal) -> TranscodeError {
     TranscodeError::new(&[METADATA], why)
 }
 
-const OTHER: TranscodeRefusal = TranscodeRefusal::Value("not metadata as the apiserver prints it");
 const METADATA: &str = "metadata";
 /// The field number of `annotations` in `ObjectMeta`.
 const ANNOTATIONS: u32 = 12;
