@@ -7,9 +7,14 @@ pub(crate) mod fanout;
 pub(crate) mod try_command;
 pub(crate) mod verify;
 
-/// Completes at the next Ctrl-C. A command that cleans up after the first one ends at the second, because a server that
-/// does not respond can delay it for minutes.
-async fn next_interrupt() {
+use futures_util::future::BoxFuture;
+use tokio_util::sync::CancellationToken;
+
+/// Cancels `stop` when `shutdown` completes, and completes at the next Ctrl-C, because a server that does not respond
+/// can delay the clean-up for minutes.
+async fn interrupted_twice(shutdown: BoxFuture<'_, ()>, stop: &CancellationToken) {
+    shutdown.await;
+    stop.cancel();
     if tokio::signal::ctrl_c().await.is_err() {
         std::future::pending::<()>().await;
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use futures_util::future::{BoxFuture, LocalBoxFuture};
 use tokio_util::sync::CancellationToken;
 
-use super::next_interrupt;
+use super::interrupted_twice;
 use crate::arguments::BenchArguments;
 use bench::{
     BenchError, BenchOptions, BenchPlanErrors, BenchScenario, MeasuredServer, ProgressLine, SCENARIOS,
@@ -101,14 +101,9 @@ impl BenchCommand {
         let (progress, stop) = (ProgressLine::open(), CancellationToken::new());
         let results = {
             let running = run(&self.order, &progress, &stop);
-            let stopping = async {
-                shutdown.await;
-                stop.cancel();
-                next_interrupt().await;
-            };
             tokio::select! {
                 results = running => results?,
-                () = stopping => return Err(BenchFailure::Interrupted),
+                () = interrupted_twice(shutdown, &stop) => return Err(BenchFailure::Interrupted),
             }
         };
         let mut out = io::stdout().lock();

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use futures_util::future::{BoxFuture, LocalBoxFuture};
 use tokio_util::sync::CancellationToken;
 
-use super::next_interrupt;
+use super::interrupted_twice;
 use crate::arguments::{JudgeCommand, VerifyArguments};
 use kube_fanout::app::raise_open_files;
 use probe::{ProgressLine, TargetCredentials};
@@ -82,14 +82,9 @@ impl VerifyCommand {
                 raise_open_files();
                 let (progress, stop) = (ProgressLine::open(), CancellationToken::new());
                 let running = run(&order, &progress, &stop);
-                let stopping = async {
-                    shutdown.await;
-                    stop.cancel();
-                    next_interrupt().await;
-                };
                 let recorded = tokio::select! {
                     recorded = running => recorded?,
-                    () = stopping => return Err(VerificationFailure::Interrupted),
+                    () = interrupted_twice(shutdown, &stop) => return Err(VerificationFailure::Interrupted),
                 };
                 let requirements = requirements(order.events_min, !order.faults.is_empty());
                 let page = Some(order.out.join(PAGE));
