@@ -64,7 +64,7 @@ def journeys_of(root):
     """(functions, files) of each journey of docs/dev/JOURNEYS.md."""
     page = root / "docs/dev/JOURNEYS.md"
     blocks = re.findall(r"```text\n(.*?)```", page.read_text(), re.S) if page.exists() else []
-    hops = [[line.strip(" ~").split() for line in block.splitlines() if line.strip()] for block in blocks]
+    hops = [[re.split("::| ", line.strip(" ~")) for line in block.splitlines() if line.strip()] for block in blocks]
     return [(len({tuple(hop) for hop in each}), len({hop[0] for hop in each})) for each in hops]
 
 

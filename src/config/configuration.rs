@@ -56,11 +56,11 @@ pub(super) struct Configuration {
     pub(super) auth: AuthMode,
     /// Accepted Host names besides `localhost` and loopback addresses: of TCP listeners with `auth: none`, and of the
     /// admin and metrics listeners
-    #[schemars(extend("x-type" = "list of names"))]
+    #[schemars(extend("x-type" = "names"))]
     pub(super) allowed_hosts: Vec<String>,
     /// Origins of web pages that may use TCP listeners with `auth: none` or with a client certificate, and the admin
     /// and metrics listeners
-    #[schemars(extend("x-type" = "list of origins", "x-bounds" = "`scheme://host[:port]`"))]
+    #[schemars(extend("x-type" = "origins", "x-bounds" = "`scheme://host[:port]`"))]
     pub(super) allowed_origins: Vec<String>,
     /// Forward `exec`, `attach`, `portforward` and `proxy` from TCP listeners with `auth: none`. Unix sockets always do
     pub(super) exec_on_loopback: bool,
@@ -70,7 +70,7 @@ pub(super) struct Configuration {
     /// How reads are answered
     pub(super) reads: ReadsSection,
     /// Feeds that start with the process and never become idle; `/readyz` first waits for their initial lists
-    #[schemars(extend("x-type" = "list of resources"))]
+    #[schemars(extend("x-type" = "resources"))]
     pub(super) preload: Vec<String>,
     /// How long a `preload` feed may lack its upstream stream before [`/readyz`](OPERATING.md#health-and-readiness)
     /// returns 503; `0s`: unlimited
@@ -153,16 +153,16 @@ pub(super) struct ReadsSection {
 #[schemars(default, deny_unknown_fields)]
 pub(super) struct ReadsDropSection {
     /// Prefixes of user agents that receive [objects without managedFields](GUIDES.md#objects-without-managedfields)
-    #[schemars(extend("x-type" = "list of prefixes"))]
+    #[schemars(extend("x-type" = "prefixes"))]
     pub(super) user_agents: Vec<String>,
     /// The same for groups
-    #[schemars(extend("x-type" = "list of names", "x-bounds" = "with `auth: delegated`"))]
+    #[schemars(extend("x-type" = "names", "x-bounds" = "with `auth: delegated`"))]
     pub(super) groups: Vec<String>,
     /// The same for users
-    #[schemars(extend("x-type" = "list of names", "x-bounds" = "with `auth: delegated`"))]
+    #[schemars(extend("x-type" = "names", "x-bounds" = "with `auth: delegated`"))]
     pub(super) users: Vec<String>,
     /// The same for addresses of `listen`
-    #[schemars(extend("x-type" = "list of addresses"))]
+    #[schemars(extend("x-type" = "addresses"))]
     pub(super) listeners: Vec<String>,
 }
 
@@ -173,13 +173,13 @@ pub(super) struct ReadsDropSection {
 pub(super) struct ReadsFilterSection {
     /// Groups whose forbidden lists and watches show
     /// [what is permitted](GUIDES.md#lists-and-watches-of-permitted-namespaces). Not for controllers
-    #[schemars(extend("x-type" = "list of names", "x-bounds" = "with `auth: delegated`"))]
+    #[schemars(extend("x-type" = "names", "x-bounds" = "with `auth: delegated`"))]
     pub(super) groups: Vec<String>,
     /// The same for users
-    #[schemars(extend("x-type" = "list of names", "x-bounds" = "with `auth: delegated`"))]
+    #[schemars(extend("x-type" = "names", "x-bounds" = "with `auth: delegated`"))]
     pub(super) users: Vec<String>,
     /// The same for addresses of `listen`
-    #[schemars(extend("x-type" = "list of addresses", "x-bounds" = "with `auth: delegated`"))]
+    #[schemars(extend("x-type" = "addresses", "x-bounds" = "with `auth: delegated`"))]
     pub(super) listeners: Vec<String>,
 }
 
@@ -196,7 +196,7 @@ pub(super) struct UpstreamSection {
     pub(super) kubeconfig: Option<PathBuf>,
     /// [Servers](#several-servers) in order of preference, instead of the kubeconfig's `server`
     #[schemars(extend(
-        "x-type" = "list of URLs",
+        "x-type" = "URLs",
         "x-bounds" = "`https://`, or `http://` to loopback; 8 at most"
     ))]
     pub(super) servers: Vec<String>,
@@ -242,7 +242,7 @@ pub(super) struct DelegatedSection {
     #[serde(rename = "frontProxyCA")]
     pub(super) front_proxy_ca: Option<PathBuf>,
     /// Allowed common names of front proxies; empty: any
-    #[schemars(extend("x-type" = "list of names"))]
+    #[schemars(extend("x-type" = "names"))]
     pub(super) front_proxy_names: Vec<String>,
     /// Audiences that tokens must have; empty: the apiserver's own
     #[schemars(extend("x-type" = "list"))]
@@ -352,11 +352,11 @@ pub(super) struct WindowSection {
 pub(super) struct FeedsSection {
     /// Resources to cache, such as `pods` or `deployments.apps`; others are forwarded. Empty: everything that can be
     /// watched
-    #[schemars(extend("x-type" = "list of resources"))]
+    #[schemars(extend("x-type" = "resources"))]
     pub(super) resources: Vec<String>,
     /// Sensitive kinds to cache. By default Secrets are forwarded with `auth: delegated` and on a node, ConfigMaps on a
     /// node
-    #[schemars(extend("x-type" = "list of words", "x-bounds" = "`secrets`, `configmaps`"))]
+    #[schemars(extend("x-type" = "words", "x-bounds" = "`secrets`, `configmaps`"))]
     pub(super) sensitive: Vec<SensitiveKind>,
     /// [Memory](#memory) of all feeds. Requests for a resource that does not fit are forwarded
     #[schemars(extend("x-default" = "half of available memory, 16 to 8192"))]

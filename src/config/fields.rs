@@ -122,7 +122,7 @@ impl<const MIN: u64, const MAX: u64> JsonSchema for BoundedDuration<MIN, MAX> {
         let mut schema = json_schema!({ "type": "string", "format": "duration", "examples": ["90s", "10m", "1h 30m"] });
         if MAX < u64::MAX {
             let text = |millis| humantime::format_duration(Duration::from_millis(millis)).to_string();
-            schema.insert("x-bounds".to_owned(), format!("{} to {}", text(MIN), text(MAX)).into());
+            schema.insert("x-bounds".to_owned(), format!("{}–{}", text(MIN), text(MAX)).into());
         }
         schema
     }

@@ -40,7 +40,7 @@ fn modules_named_in_contributing_exist() {
     assert_none("modules that CONTRIBUTING.md names and that are not there", &missing);
 }
 
-/// A function of a journey: a line `file function`, indented below its caller. `~` instead of two spaces of the
+/// A function of a journey: a line `file::function`, indented below its caller. `~` instead of two spaces of the
 /// indentation marks a function that runs because the one above woke it or gave it a value.
 #[derive(Debug)]
 struct Hop<'a> {
@@ -55,7 +55,7 @@ fn hops(block: &str) -> Vec<Hop<'_>> {
     let hop = |line| -> Option<Hop<'_>> {
         let text: &str = str::trim_start_matches(line, [' ', '~']);
         let indent = line.len() - text.len();
-        let (file, function) = text.split_once(' ')?;
+        let (file, function) = text.split_once("::")?;
         Some(Hop { depth: indent / 2, is_called: !line[..indent].contains('~'), file, function: function.trim() })
     };
     lines.map(|line| hop(line).unwrap_or_else(|| panic!("no file and function: {line}"))).collect()
@@ -113,10 +113,10 @@ fn missing_function_or_call_in_journey_is_reported() {
     let text =
         "impl A {\n    fn first(&self) {\n        self.second();\n    }\n    fn second(&self) {}\n}\nfn third() {}\n";
     let of = |block: &str| broken(&hops(block), |_| text.to_owned());
-    assert!(of("a first\n  a second\n~ a third\n").is_empty());
-    assert_eq!(of("a first\n  a third\n"), ["a::first does not call a::third"]);
-    assert_eq!(of("a first\n  a fourth\n"), ["a::fourth does not exist"]);
-    assert_eq!(of("a first\n  a second\n    a third\n").len(), 1);
+    assert!(of("a::first\n  a::second\n~ a::third\n").is_empty());
+    assert_eq!(of("a::first\n  a::third\n"), ["a::first does not call a::third"]);
+    assert_eq!(of("a::first\n  a::fourth\n"), ["a::fourth does not exist"]);
+    assert_eq!(of("a::first\n  a::second\n    a::third\n").len(), 1);
 }
 
 #[test]

@@ -206,7 +206,7 @@ fn row(key: &ConfigKey) -> String {
     let default = key.attribute("x-default").map_or(stated, str::to_owned);
     let within = match &schema["maximum"] {
         Value::Null => words.join(", "),
-        max => format!("{} to {}", grouped(&schema["minimum"]), grouped(max)),
+        max => format!("{}–{}", grouped(&schema["minimum"]), grouped(max)),
     };
     let bounds = key.attribute("x-bounds").map_or(within, str::to_owned);
     let bounds = if bounds.is_empty() { " ".to_owned() } else { format!(" {bounds} ") };
