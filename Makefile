@@ -402,6 +402,16 @@ testbed: ## Build target/testbed/kube-testbed: etcd, kube-apiserver, kubectl, cl
 demo: ## See it work: embedded upstream, proxy, watches (ARGS="--watches 2000 --seconds 20")
 	$(CARGO) run --release $(LOCKED) --package fanoutctl -- demo $(ARGS)
 
+# Pages, links, pictures: site/build.py. Nothing but Python, and its packages once from where pip finds them.
+.PHONY: site
+site: target/venv-site/ready ## The documentation as a site in target/site/html: searchable, offline, links checked (python3; a minute when cold)
+	@target/venv-site/bin/python site/build.py
+
+target/venv-site/ready: site/requirements.txt
+	python3 -m venv target/venv-site
+	target/venv-site/bin/pip install --quiet --disable-pip-version-check --requirement site/requirements.txt
+	@touch $@
+
 # It needs Node and Chromium, and nothing that is built: behind the page are made-up answers (tests/page).
 .PHONY: page
 page: ## The live page in headless Chromium: texts, keyboard, colours, narrow, 5,000 watches (Node, Chromium; seconds)
