@@ -190,17 +190,17 @@ fn row(key: &ConfigKey) -> String {
     let schema = &key.schema;
     let words = schema["enum"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let words: Vec<_> = words.map(|word| format!("`{word}`")).collect();
+    // The default or the words show the type of most keys.
     let kind =
         key.attribute("x-type").unwrap_or_else(|| match schema["type"].as_str().or(schema["type"][0].as_str()) {
-            _ if !words.is_empty() => "word",
+            _ if !words.is_empty() || !key.default.is_null() => "",
             Some("string") if schema["format"] == "duration" => "duration",
             Some("string") => "path",
-            Some("boolean") => "bool",
             Some("integer") => "integer",
             other => panic!("{}: {other:?} has no word in the table", key.path),
         });
     let stated = match &key.default {
-        Value::Null => "none".to_owned(),
+        Value::Null => String::new(),
         default => format!("`{}`", yaml(default)),
     };
     let default = key.attribute("x-default").map_or(stated, str::to_owned);
@@ -209,8 +209,13 @@ fn row(key: &ConfigKey) -> String {
         max => format!("{}–{}", grouped(&schema["minimum"]), grouped(max)),
     };
     let bounds = key.attribute("x-bounds").map_or(within, str::to_owned);
-    let bounds = if bounds.is_empty() { " ".to_owned() } else { format!(" {bounds} ") };
-    format!("| `{}` | {kind} | {default} |{bounds}| {} |", key.path, key.meaning())
+    let [kind, default, bounds] = [kind, &default, &bounds].map(|text| cell(text));
+    format!("| `{}` |{kind}|{default}|{bounds}| {} |", key.path, key.meaning())
+}
+
+/// The text of a table's cell, which is one blank if there is none.
+fn cell(text: &str) -> String {
+    if text.is_empty() { " ".to_owned() } else { format!(" {text} ") }
 }
 
 fn leaves(keys: Vec<ConfigKey>) -> Vec<ConfigKey> {

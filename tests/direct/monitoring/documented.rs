@@ -55,12 +55,16 @@ impl Metric {
     }
 
     fn of_row(section: usize, of_feeds: bool, cells: &[&str]) -> Option<Self> {
-        let [_, of_type, label_cell, meaning] = cells else { return None };
-        let of_type = match *of_type {
-            "counter" => MetricType::Counter,
-            "gauge" => MetricType::Gauge,
-            "histogram" => MetricType::Histogram,
-            _ => return None,
+        let [names, label_cell, meaning] = cells else { return None };
+        let name = in_backticks(names)
+            .next()
+            .filter(|name| ["kube_fanout_", "process_"].iter().any(|of| name.starts_with(of)))?;
+        let of_type = if name.ends_with("_total") {
+            MetricType::Counter
+        } else if meaning.starts_with("Histogram: ") {
+            MetricType::Histogram
+        } else {
+            MetricType::Gauge
         };
         let (own, mut values) = labels_of(label_cell);
         let base = if of_feeds && !label_cell.starts_with("only ") { &OF_FEEDS[..] } else { &[] };
@@ -92,7 +96,7 @@ pub fn metrics() -> Metrics {
         let Some(row) = line.strip_prefix("| ").and_then(|row| row.strip_suffix('|')) else { continue };
         let cells: Vec<_> = row.split('|').map(str::trim).collect();
         match cells[..] {
-            ["Metric", _, labels, _] => of_feeds = labels.starts_with("Labels besides resource, namespace"),
+            ["Metric", labels, _] => of_feeds = labels.starts_with("Labels besides resource, namespace"),
             ["Reason", "When"] => in_reasons = true,
             [reason, _] if in_reasons => reasons.extend(in_backticks(reason)),
             _ => {}
