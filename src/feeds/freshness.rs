@@ -97,7 +97,11 @@ impl FeedFreshness {
 /// Versions that readers have seen elsewhere and wait for. The smallest one is requested from upstream first, so that a
 /// version that never arrives does not block others. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct AwaitedVersions(watch::Sender<BTreeMap<ResourceVersion, AwaitedVersion>>);
+pub struct AwaitedVersions {
+    awaited: watch::Sender<BTreeMap<ResourceVersion, AwaitedVersion>>,
+    /// The last version that upstream did not have, and the time before it was asked.
+    unavailable: watch::Sender<Option<(ResourceVersion, Instant)>>,
+}
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AwaitedVersion {
@@ -119,7 +123,7 @@ impl AwaitedVersions {
     /// Registers a reader that waits for a version: for the watch if `follows` is set, else for a state. Returns
     /// whether the version, or the need for the watch, is new; only then are subscribers notified.
     pub fn want(&self, rv: ResourceVersion, follows: bool, now: Instant) -> bool {
-        self.0.send_if_modified(|awaited| {
+        self.awaited.send_if_modified(|awaited| {
             if let Some(awaited) = awaited.get_mut(&rv) {
                 awaited.since = now;
                 return follows && !std::mem::replace(&mut awaited.follows, true);
@@ -137,7 +141,7 @@ impl AwaitedVersions {
 
     /// Subscribes to new versions.
     pub(crate) fn subscribe(&self) -> watch::Receiver<BTreeMap<ResourceVersion, AwaitedVersion>> {
-        self.0.subscribe()
+        self.awaited.subscribe()
     }
 
     /// Forgets versions that the watch (`reported`) or the served state (`served`) has reached, and versions that no
@@ -149,13 +153,13 @@ impl AwaitedVersions {
 
     /// Returns whether any reader waits for upstream's watch, and not only for a state.
     pub fn follows(&self) -> bool {
-        self.0.borrow().values().any(|want| want.follows)
+        self.awaited.borrow().values().any(|want| want.follows)
     }
 
     /// Returns the smallest version that a reader waits for and that is above another one.
     pub fn smallest_above(&self, rv: ResourceVersion) -> Option<ResourceVersion> {
         let above = (std::ops::Bound::Excluded(rv), std::ops::Bound::Unbounded);
-        self.0.borrow().range(above).next().map(|(rv, _)| *rv)
+        self.awaited.borrow().range(above).next().map(|(rv, _)| *rv)
     }
 
     /// Returns whether the feed should catch up now with upstream, which is known to have reached a version. If so, all
@@ -163,7 +167,7 @@ impl AwaitedVersions {
     /// such version is tried once.
     pub fn start_catch_up(&self, upstream: ResourceVersion, at_once: bool) -> bool {
         let mut begins = false;
-        self.0.send_if_modified(|awaited| {
+        self.awaited.send_if_modified(|awaited| {
             begins = awaited.iter().any(|(rv, want)| *rv <= upstream || at_once && !want.is_tried);
             if begins {
                 awaited.values_mut().for_each(|want| want.is_tried = true);
@@ -177,11 +181,22 @@ impl AwaitedVersions {
     /// was sent at `requested_at`.
     pub fn remove_unavailable(&self, rv: ResourceVersion, requested_at: Instant) {
         self.retain(|awaited, want| awaited < rv || want.since > requested_at);
+        self.unavailable.send_replace(Some((rv, requested_at)));
+    }
+
+    /// Completes when upstream answers that it does not have a version. It answers after [`Self::WAIT_MAX`], so a reader
+    /// may share a request from before its own was `received`, but two in a row never get the same answer.
+    pub async fn wait_unavailable(&self, rv: ResourceVersion, received: Instant) {
+        let is_evidence =
+            |(least, asked): (ResourceVersion, Instant)| least <= rv && asked + Self::WAIT_MAX >= received;
+        let mut unavailable = self.unavailable.subscribe();
+        // The sender lives as long as `self`.
+        let _ = unavailable.wait_for(|last| last.is_some_and(is_evidence)).await;
     }
 
     /// Forgets other versions, without notifying subscribers.
     fn retain(&self, keeps: impl Fn(ResourceVersion, &AwaitedVersion) -> bool) {
-        self.0.send_if_modified(|awaited| {
+        self.awaited.send_if_modified(|awaited| {
             awaited.retain(|rv, want| keeps(*rv, want));
             false
         });
@@ -222,7 +237,7 @@ mod tests {
     }
 
     fn all(awaited: &AwaitedVersions) -> Vec<u64> {
-        awaited.0.borrow().keys().map(|rv| rv.0).collect()
+        awaited.awaited.borrow().keys().map(|rv| rv.0).collect()
     }
 
     #[test]
@@ -280,14 +295,14 @@ mod tests {
         let (start, max) = (Instant::now(), AwaitedVersions::MAX as u64);
         let awaited = awaited(100..100 + max, start);
         awaited.want(rv(1), true, start);
-        assert_eq!(awaited.0.borrow().len() as u64, max);
+        assert_eq!(awaited.awaited.borrow().len() as u64, max);
         assert_eq!(
-            awaited.0.borrow().last_key_value().map(|(last, _)| last.0),
+            awaited.awaited.borrow().last_key_value().map(|(last, _)| last.0),
             Some(98 + max),
             "the greatest is left out"
         );
         awaited.want(rv(1 << 40), true, start);
-        assert_eq!(awaited.0.borrow().len() as u64, max);
+        assert_eq!(awaited.awaited.borrow().len() as u64, max);
         assert_eq!(awaited.smallest_above(rv(97 + max)), Some(rv(1 << 40)), "and stands for a greater one");
     }
 }

@@ -66,6 +66,8 @@ enum WaitTimeoutAction {
 /// How long a read waits for a version of a resource without a watch cache. Its streams have no bookmarks, and a proof
 /// lists the versions of all objects.
 const NO_BOOKMARK_WAIT_MAX: Duration = Duration::from_secs(1);
+/// How much longer a proxy waits for a version, because upstream itself takes as long to say that it does not have it.
+const UPSTREAM_ANSWER_MAX: Duration = Duration::from_secs(1);
 /// How long a feed may be disconnected before watches that need a proof fail.
 const DISCONNECTED_MAX: Duration = Duration::from_secs(3);
 /// The `Retry-After` in seconds for a watch whose feed is still syncing.
@@ -304,21 +306,30 @@ impl FeedResolver {
             FeedWaitCondition::Proof => {
                 wait_while_running(feed, Instant::now() + max, feed.freshness.wait_proven(need.received)).await?
             }
+            // A proxy takes a version that is too large for a sign that the storage went back, so only upstream may say it.
+            FeedWaitCondition::Version(rv) if need.by_proxy => {
+                let wait = async {
+                    tokio::select! {
+                        biased;
+                        () = reached(feed, rv, true) => Ok(()),
+                        () = feed.freshness.versions.wait_unavailable(rv, need.received) => Err(too_large(feed, rv.0)),
+                    }
+                };
+                wait_while_running(feed, Instant::now() + max + UPSTREAM_ANSWER_MAX, wait).await?.transpose()?
+            }
             FeedWaitCondition::Version(rv) => {
                 wait_while_running(feed, Instant::now() + max, reached(feed, rv, need.by_proxy)).await?
             }
         };
         if waited.is_none() {
             let (reached, is_stale) = (feed.reader.progress().rv.0, ServedFeedStatus::stale_seconds(feed).is_some());
-            let too_large = |requested| NotServable::Late(Box::new(Status::too_large(requested, reached)));
             match (missed, goal) {
                 (WaitTimeoutAction::Answer, _) => feed.forget_served_before(),
-                // A proxy takes a version that is too large for a sign that the storage went back.
-                (WaitTimeoutAction::TooLarge, _) if need.by_proxy && is_stale => return Err(unreachable()),
-                (WaitTimeoutAction::TooLarge, FeedWaitCondition::Version(rv)) => return Err(too_large(rv.0)),
+                (WaitTimeoutAction::TooLarge, _) if need.by_proxy => return Err(unreachable()),
+                (WaitTimeoutAction::TooLarge, FeedWaitCondition::Version(rv)) => return Err(too_large(feed, rv.0)),
                 _ if !is_watch => return Err(NotServable::Forward(ForwardReason::NoProof)),
                 _ if is_stale => return Err(unreachable()),
-                _ => return Err(too_large(reached + 1)),
+                _ => return Err(too_large(feed, reached + 1)),
             }
         }
         if is_watch && !matches!(need.kind, ReadKind::Watch { start: WatchStart::State { .. }, .. }) {
@@ -429,6 +440,11 @@ async fn disconnected_too_long(feed: &FeedHandle) {
             () = sleep_until_opt(limit) => return,
         }
     }
+}
+
+/// Returns the apiserver's error for a version that the feed has not reached.
+fn too_large(feed: &FeedHandle, requested: u64) -> NotServable {
+    NotServable::Late(Box::new(Status::too_large(requested, feed.reader.progress().rv.0)))
 }
 
 /// Rejects a watch that needs a proof from an upstream that cannot be reached.

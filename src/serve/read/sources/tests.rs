@@ -163,11 +163,10 @@ async fn missed_version_or_proof_forwards_reads_and_fails_watches() {
         (watch(later), false, true, 3, late(99)),
         (watch(unset), false, false, 5, late(11)),
         (watch(unset), false, true, 3, unreachable()),
-        (ReadKind::List(later), true, false, 3, late(99)),
-        (watch(later), true, false, 3, late(99)),
         // A proxy would conclude that the storage went back.
-        (ReadKind::List(later), true, true, 3, unreachable()),
-        (watch(later), true, true, 3, unreachable()),
+        (ReadKind::List(later), true, false, 4, unreachable()),
+        (watch(later), true, false, 4, unreachable()),
+        (watch(later), true, true, 4, unreachable()),
     ] {
         let (sources, feed, FeedStartRequest { mut writer, .. }, _trigger) = pods();
         if is_stale {
@@ -178,6 +177,25 @@ async fn missed_version_or_proof_forwards_reads_and_fails_watches() {
         let waited = sources.wait_ready(&FeedWithRenderer { feed, renderer }, &need).await;
         assert_eq!(waited, Err(expected), "{kind:?} {by_proxy}");
         assert!(began.elapsed().abs_diff(Duration::from_secs(seconds)) < Duration::from_millis(10), "{kind:?}");
+    }
+}
+
+/// The storage may have gone back only if upstream says that it does not have the version.
+#[tokio::test(start_paused = true)]
+async fn proxy_learns_that_version_is_too_large_only_from_upstream() {
+    let later = ReadKind::List(ResourceVersionMatch::NotOlderThan(ResourceVersion(99)));
+    let late = || NotServable::Late(Box::new(Status::too_large(99, 10)));
+    for (missing, asked_before, expected) in
+        [(99, 0, late()), (50, 3, late()), (99, 4, unreachable()), (100, 0, unreachable())]
+    {
+        let (sources, feed, _demand, _trigger) = pods();
+        let asked = Instant::now();
+        tokio::time::advance(Duration::from_secs(asked_before)).await;
+        feed.freshness.versions.remove_unavailable(ResourceVersion(missing), asked);
+        let renderer = feed.reader.verbatim().clone();
+        let need = FeedRequirements { by_proxy: true, ..need(later) };
+        let waited = sources.wait_ready(&FeedWithRenderer { feed, renderer }, &need).await;
+        assert_eq!(waited, Err(expected), "{missing}, asked {asked_before} s before");
     }
 }
 
