@@ -444,21 +444,34 @@ binary: ## target/release/kube-fanout and fanoutctl, for this machine
 	$(CARGO) build --release $(LOCKED)
 	@ls -l target/release/kube-fanout target/release/fanoutctl
 
+HELM := target/tools/bin/helm
+
 # What writes bills of materials, from crates.io as `make tools` does it.
 RELEASE_TOOLS := cargo-cyclonedx@0.5.9
+# What writes .deb and .rpm.
+NFPM := github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.1
 release-tools release: export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 
 .PHONY: release-tools
-release-tools: ## Install cargo-cyclonedx into target/tools, for `make release` (minutes)
+release-tools: ## Install cargo-cyclonedx and nfpm into target/tools, for `make release` (minutes)
 	@$(call install-tools,$(RELEASE_TOOLS))
+	@test -x target/tools/bin/nfpm || GOBIN=$(CURDIR)/target/tools/bin CGO_ENABLED=0 tests/kube/go.sh install $(NFPM)
 
 # deploy/release.sh says what can be chosen.
 .PHONY: release
-release: release-tools ## target/dist: archives for each target, bills of materials, SHA256SUMS (half an hour when cold)
+release: release-tools ## target/dist: archives, packages, image, chart, provenance, sums (KEY=minisign.key; half an hour when cold)
 	@deploy/release.sh
 
+# A registry, and what installs plugins of kubectl.
+REGISTRY := github.com/distribution/distribution/v3/cmd/registry@v3.0.0
+KREW := sigs.k8s.io/krew/cmd/krew@v0.4.5
+
 .PHONY: release-check
-release-check: release ## Are the archives right, and the same when written again? (python3)
+release-check: export PATH := $(CURDIR)/target/tools/bin:$(PATH)
+release-check: release $(HELM) ## Each file of the release installed, upgraded and removed; the same when written again (python3, skopeo, minisign)
+	@for tool in $(REGISTRY) $(KREW); do \
+	  test -x "target/tools/bin/$$(basename "$${tool%@*}")" || GOBIN=$(CURDIR)/target/tools/bin CGO_ENABLED=0 tests/kube/go.sh install "$$tool"; \
+	done
 	@python3 tests/release.py
 
 # deploy/image.sh says what can be chosen.
@@ -471,8 +484,6 @@ image-check: image ## Does the image start, with nothing but itself as root? (py
 	@python3 tests/image.py
 
 # The manifests of deploy/kustomize come of deploy/chart. Not part of `make check`, for Helm takes minutes to build.
-HELM := target/tools/bin/helm
-
 .PHONY: manifests
 manifests: $(HELM) ## Render deploy/chart into deploy/kustomize, and config/ into both (Helm, built once: minutes)
 	HELM=$(CURDIR)/$(HELM) deploy/manifests.sh

@@ -4,46 +4,32 @@
 # no daemon is needed, and nothing is fetched but the crates of Cargo.lock.
 #
 #   deploy/image.sh
-#   skopeo copy oci:target/image:latest docker://registry.example/kube-fanout:latest
+#   skopeo copy --all oci:target/image:latest docker://registry.example/kube-fanout:latest
 #
-#   TARGET   Rust's target [this machine's with musl]: rustup's target, and musl-gcc for the parts in C (Debian's
-#            musl-tools). With x86_64-unknown-linux-gnu, glibc is linked statically.
+#   TARGETS  Rust's targets [this machine's with musl]: rustup's target, and musl-gcc for the parts in C (Debian's
+#            musl-tools). With x86_64-unknown-linux-gnu, glibc is linked statically. Of several, the image is an index
 #   TAG      the name of the image in the layout [latest]
-#   BINARY   a static binary to take, in place of building one
+#   BUILD    no: takes the binaries that the last run has built
+#   OUT      where it is written [target/image]
 #   CA_BUNDLE  authorities in PEM [those of this machine's distribution, Debian's package ca-certificates: Mozilla's]
 set -euo pipefail
 # shellcheck source=deploy/static.sh
 source "$(dirname "${BASH_SOURCE[0]}")/static.sh"
 
-machine=$(uname -m)
-target=${TARGET:-$machine-unknown-linux-musl}
+read -r -a targets <<< "${TARGETS:-$(own)}"
 tag=${TAG:-latest}
-out=$top/target/image
+out=${OUT:-$top/target/image}
 
 fail() {
   printf 'deploy/image.sh: %s\n' "$*" >&2
   exit 1
 }
 
-case $target in
-  x86_64-*-linux-*) architecture=amd64 ;;
-  aarch64-*-linux-*) architecture=arm64 ;;
-  *) fail "$target: the image is for Linux, x86_64 or aarch64" ;;
-esac
-
 ca_bundle=${CA_BUNDLE:-}
 for file in /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt; do
   [ -n "$ca_bundle" ] || [ ! -s "$file" ] || ca_bundle=$file
 done
 [ -s "$ca_bundle" ] || fail "no authorities in PEM: install ca-certificates, or name a file as CA_BUNDLE"
-
-binary=${BINARY:-}
-if [ -z "$binary" ]; then
-  ! why=$(lacks "$target") || fail "$target cannot be built: $why"
-  static_build "$target" --package kube-fanout
-  binary=$(static_path "$target" kube-fanout)
-fi
-is_static "$binary" || fail "$binary is not static: a dynamic linker is not in the image"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -74,13 +60,19 @@ cp "$ca_bundle" "$work/system/etc/ssl/certs/ca-certificates.crt"
 echo 'nonroot:x:65532:65532:nonroot:/:/sbin/nologin' > "$work/system/etc/passwd"
 echo 'nonroot:x:65532:' > "$work/system/etc/group"
 echo 'hosts: files dns' > "$work/system/etc/nsswitch.conf"
-install -m 755 "$binary" "$work/program/usr/local/bin/kube-fanout"
 
 read -r system system_plain < <(layer system)
-read -r program program_plain < <(layer program)
 created=$(date --utc --date "@$epoch" +%Y-%m-%dT%H:%M:%SZ)
 
-cat > "$work/config.json" <<JSON
+# image TARGET: writes the image of a target, and prints its descriptor.
+image() {
+  local architecture binary program program_plain config gzipped=application/vnd.oci.image.layer.v1.tar+gzip
+  architecture=$(debian_name "$1")
+  binary=$(static_path "$1" kube-fanout)
+  is_static "$binary" || fail "$binary is not static: a dynamic linker is not in the image"
+  install -m 755 "$binary" "$work/program/usr/local/bin/kube-fanout"
+  read -r program program_plain < <(layer program)
+  cat > "$work/config.json" <<JSON
 {
   "created": "$created",
   "architecture": "$architecture",
@@ -108,10 +100,9 @@ cat > "$work/config.json" <<JSON
   ]
 }
 JSON
-config=$(blob "$work/config.json")
+  config=$(blob "$work/config.json")
 
-gzipped=application/vnd.oci.image.layer.v1.tar+gzip
-cat > "$work/manifest.json" <<JSON
+  cat > "$work/manifest.json" <<JSON
 {
   "schemaVersion": 2,
   "mediaType": "application/vnd.oci.image.manifest.v1+json",
@@ -126,23 +117,43 @@ cat > "$work/manifest.json" <<JSON
   ]
 }
 JSON
-manifest=$(blob "$work/manifest.json")
-
-cat > "$out/index.json" <<JSON
-{
-  "schemaVersion": 2,
-  "mediaType": "application/vnd.oci.image.index.v1+json",
-  "manifests": [
-    {
-      "mediaType": "application/vnd.oci.image.manifest.v1+json",
-      "digest": "sha256:$manifest",
-      "size": $(size "$work/manifest.json"),
-      "platform": {"architecture": "$architecture", "os": "linux"},
-      "annotations": {"org.opencontainers.image.ref.name": "$tag"}
-    }
-  ]
+  descriptor application/vnd.oci.image.manifest.v1+json "$work/manifest.json" \
+    "\"platform\": {\"architecture\": \"$architecture\", \"os\": \"linux\"}"
 }
-JSON
+
+# descriptor TYPE FILE MEMBER: describes a blob, with one member more.
+descriptor() {
+  printf '{"mediaType": "%s", "digest": "sha256:%s", "size": %s, %s}\n' "$1" "$(blob "$2")" "$(size "$2")" "$3"
+}
+
+# index DESCRIPTOR...
+index() {
+  local IFS=,
+  printf '{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [%s]}\n' "$*"
+}
+
+for target in "${targets[@]}"; do
+  case $target in
+    x86_64-*-linux-* | aarch64-*-linux-*) ;;
+    *) fail "$target: the image is for Linux, x86_64 or aarch64" ;;
+  esac
+  if [ "${BUILD:-yes}" != no ]; then
+    ! why=$(lacks "$target") || fail "$target cannot be built: $why"
+    static_build "$target" --package kube-fanout
+  fi
+done
+
+images=()
+for target in "${targets[@]}"; do
+  described=$(image "$target")
+  images+=("$described")
+done
+named="\"annotations\": {\"org.opencontainers.image.ref.name\": \"$tag\"}"
+if [ ${#images[@]} = 1 ]; then
+  index "${images[0]%\}}, $named}" > "$out/index.json"
+else
+  index "${images[@]}" > "$work/index.json"
+  index "$(descriptor application/vnd.oci.image.index.v1+json "$work/index.json" "$named")" > "$out/index.json"
+fi
 echo '{"imageLayoutVersion": "1.0.0"}' > "$out/oci-layout"
-printf 'target/image: kube-fanout:%s for %s, %s KiB, sha256:%s\n' "$tag" "$architecture" \
-  "$(($(size "$work/system.tar.gz") / 1024 + $(size "$work/program.tar.gz") / 1024))" "$manifest"
+printf '%s: kube-fanout:%s for %s, %s KiB\n' "${out#"$top/"}" "$tag" "${targets[*]}" "$(du -sk "$out" | cut -f 1)"

@@ -1,11 +1,20 @@
 #!/usr/bin/env bash
-# The archives of a release, in target/dist: for each target kube-fanout-VERSION-TARGET.tar.gz, with the static binaries
-# kube-fanout and fanoutctl, the manual, completions and licences; beside it what they are made of (CycloneDX), and
-# SHA256SUMS.
+# The files of a release, in target/dist:
+#
+#   kube-fanout-VERSION-TARGET.tar.gz  for each target: the static binaries kube-fanout and fanoutctl, the manual,
+#                                      completions, licences, config/ and what deploy/ installs
+#   kube-fanout-VERSION-TARGET.cdx.json  what the binaries are made of (CycloneDX)
+#   kube-fanout_VERSION_ARCH.deb, kube-fanout-VERSION-1.ARCH.rpm
+#   kube-fanout-VERSION.image.tar      the image for all targets, as an OCI archive
+#   kube-fanout-VERSION.tgz            the Helm chart
+#   kube-fanout-VERSION.krew.yaml, .notes.md, .intoto.json  see release_documents.py
+#   SHA256SUMS, SHA256SUMS.minisig     sums of all others, and their signature
+#
 # The same sources make the same bytes, if the compilers are the same.
 #
 #   deploy/release.sh
 #
+#   KEY      a secret key of minisign, which signs SHA256SUMS; without one there is no signature
 #   TARGETS  Rust's targets [x86_64 and aarch64 with musl]. For each rustup's target, and for the parts in C musl-gcc
 #            (Debian's musl-tools), or for another architecture than this machine's ARCH-linux-musl-gcc (Debian's
 #            gcc-ARCH-linux-gnu, and musl-dev of that architecture)
@@ -47,6 +56,8 @@ made_of() {
 }
 
 programs=(kube-fanout fanoutctl)
+# The folders of deploy/ that people install from.
+installed=(systemd monitoring kustomize manifests static-pod.yaml)
 
 # manual_and_completions TARGET FOLDER
 manual_and_completions() {
@@ -72,13 +83,40 @@ pack() {
     install -m 755 "$binary" "$work/$name/$program"
   done
   cp LICENSE README.md CHANGELOG.md "$work/$name/"
+  mkdir "$work/$name/deploy"
+  cp -r config "$work/$name/"
+  cp -r "${installed[@]/#/deploy/}" "$work/$name/deploy/"
   deploy/licences.py "$1" > "$work/$name/LICENSES-OF-DEPENDENCIES.txt"
   cp -r "$work/pages/." "$work/$name/"
   made_of "$1" "$dist/$name.cdx.json"
   archive "$work" "$name" | gzip --no-name --best > "$dist/$name.tar.gz"
+  packages "$1" "$work/$name"
+}
+
+# packages TARGET TREE: writes the .deb and the .rpm of an unpacked archive.
+packages() {
+  local format PACKAGE_ARCH PACKAGE_TREE=$2 PACKAGE_VERSION=$version PACKAGE_TIME
+  PACKAGE_ARCH=$(debian_name "$1")
+  PACKAGE_TIME=$(date --utc --date "@$epoch" +%Y-%m-%dT%H:%M:%SZ)
+  export PACKAGE_ARCH PACKAGE_TREE PACKAGE_VERSION PACKAGE_TIME
+  # Packages install to /usr, and the units in the repository are for /usr/local.
+  mkdir "$2/systemd"
+  sed 's|/usr/local/bin/|/usr/bin/|' deploy/systemd/kube-fanout.service > "$2/systemd/kube-fanout.service"
+  for format in deb rpm; do nfpm package --config deploy/packages.yaml --packager "$format" --target "$dist" >/dev/null; done
+}
+
+# chart: the chart as Helm packages it, but for the times of its files.
+chart() { archive "$work" kube-fanout | gzip --no-name --best > "$dist/kube-fanout-$version.tgz"; }
+
+# sums: sums of all files, and their signature.
+sums() {
+  (cd "$dist" && sha256sum -- * > SHA256SUMS)
+  [ -z "${KEY:-}" ] || minisign -S -s "$KEY" -m "$dist/SHA256SUMS" -t "kube-fanout $version, $revision"
 }
 
 cargo cyclonedx --version >/dev/null 2>&1 || fail "cargo-cyclonedx is not installed (make release-tools)"
+nfpm --version >/dev/null 2>&1 || fail "nfpm is not installed (make release-tools)"
+[ -z "${KEY:-}" ] || command -v minisign >/dev/null || fail "minisign is not installed (Debian: minisign), and KEY is set"
 work=$(mktemp -d)
 beside=.kube-fanout-sbom.json
 trap 'rm -rf "$work" "$top/$beside" "$top"/crates/*/"$beside"' EXIT
@@ -106,7 +144,12 @@ if [ ${#built[@]} != 0 ]; then
   [ -n "$runs" ] || fail "none of ${built[*]} runs here, to print the manual"
   manual_and_completions "$runs" "$work/pages"
   for target in "${built[@]}"; do pack "$target"; done
-  (cd "$dist" && sha256sum -- *.tar.gz *.cdx.json > SHA256SUMS)
+  TARGETS=${built[*]} BUILD=no TAG=$version OUT=$work/image deploy/image.sh >/dev/null
+  archive "$work/image" . > "$dist/kube-fanout-$version.image.tar"
+  cp -r deploy/chart "$work/kube-fanout"
+  chart
+  deploy/release_documents.py "$dist" "$version" "$revision" "$epoch"
+  sums
   printf 'target/dist: kube-fanout %s, of commit %s\n' "$version" "$revision"
   (cd "$dist" && stat --format '  %n, %s bytes' -- *)
 fi

@@ -1,20 +1,25 @@
 """Checks that the archives in target/dist match docs/INSTALL.md. It compares their checksums, unpacks each archive as a
 user does, runs its binary, checks its manual, completions and licences, and compares its list of components with the
-crates that cargo links. It then builds all archives again from the same binaries; they must be identical byte for byte.
-A binary for another architecture runs under qemu-user if that is installed; otherwise the script reports that it did not
-run."""
+crates that cargo links. It installs, upgrades and removes the packages, takes the image and the chart through a registry
+on loopback, and installs the plugin with krew. It then writes all files again from the same binaries, with a signature;
+they must be identical byte for byte.
+A binary for another architecture runs under qemu-user if that is installed. What a missing tool prevents is reported."""
 
+import contextlib
 import hashlib
+import http.client
 import json
 import os
 import pathlib
 import platform
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
 DIST = pathlib.Path(os.environ.get("DIST", TOP / "target" / "dist"))
@@ -37,7 +42,7 @@ def compare_sums():
     for line in (DIST / "SHA256SUMS").read_text().splitlines():
         digest, name = line.split("  ")
         sums[name] = digest
-    files = {file.name for file in DIST.iterdir()} - {"SHA256SUMS"}
+    files = {file.name for file in DIST.iterdir()} - {"SHA256SUMS", "SHA256SUMS.minisig"}
     assert files == set(sums), f"not summed, or not there: {files ^ set(sums)}"
     for name, digest in sums.items():
         assert hashlib.sha256((DIST / name).read_bytes()).hexdigest() == digest, f"{name}: another content"
@@ -173,15 +178,159 @@ def follow_guide(archive, folder):
     print(f"{archive.name}: installed as {GUIDE} says, {len([file for file in usr.rglob('*') if file.is_file()])} files")
 
 
+def lacks(*tools):
+    """Reports tools that are not here."""
+    missing = [tool for tool in tools if not shutil.which(tool)]
+    if missing:
+        print(f"NOT CHECKED, for want of: {', '.join(missing)}")
+    return bool(missing)
+
+
+def install_packages(folder, version):
+    """Installs the packages of this machine's architecture under a folder, upgrades them, and removes them. What an
+    administrator has written stays."""
+    deb = DIST / f"kube-fanout_{version}_{ {'x86_64': 'amd64', 'aarch64': 'arm64'}[platform.machine()]}.deb"
+    rpm = DIST / f"kube-fanout-{version}-1.{platform.machine()}.rpm"
+    for file, database in [(deb, "var/lib/dpkg"), (rpm, "var/lib/rpm")]:
+        if os.getuid() != 0 or lacks("dpkg" if file is deb else "rpm", "nfpm"):
+            continue
+        root = folder / file.suffix[1:]
+        for name in ["info", "updates"]:
+            (root / database / name).mkdir(parents=True)
+        (root / database / "status").touch()
+        dpkg = ["dpkg", f"--root={root}", "--log=/dev/null", "--force-all"]
+        rpms = ["rpm", f"--root={root}", "--nodeps", "--ignorearch", "--noscripts", "--nosignature"]
+        install, remove = ([*dpkg, "-i"], [*dpkg, "-P"]) if file is deb else ([*rpms, "-U"], [*rpms, "-e"])
+        output(*install, file)
+        assert output(root / "usr/bin/kube-fanout", "--version") == f"kube-fanout {version}\n"
+        assert "Usage: " in output(root / "usr/bin/kubectl-fanout", "status", "--help")
+        unit = (root / "usr/lib/systemd/system/kube-fanout.service").read_text()
+        assert "ExecStart=/usr/bin/kube-fanout serve" in unit, "the unit starts another binary"
+        written = root / "etc/kube-fanout/config.yaml"
+        written.write_text("mine")
+        output(*install, newer(file, root, folder))
+        assert written.read_text() == "mine", "an upgrade changed the configuration"
+        output(*remove, "kube-fanout")
+        left = [str(each.relative_to(root)) for each in (root / "usr").rglob("*") if not each.is_dir()]
+        assert not left, f"left behind: {left}"
+        assert written.read_text() == "mine", "removal took the configuration"
+        print(f"{file.name}: installed, upgraded and removed")
+
+
+def newer(file, root, folder):
+    """A package of a later version, with the installed files."""
+    out = folder / "newer"
+    out.mkdir(exist_ok=True)
+    contents = [{"src": str(root / "usr/bin/kube-fanout"), "dst": "/usr/bin/kube-fanout"},
+                {"dst": "/etc/kube-fanout", "type": "dir"}]
+    about = {"name": "kube-fanout", "arch": "amd64" if platform.machine() == "x86_64" else "arm64", "version": "99.0.0",
+             "maintainer": "A Test <a@test.example>", "description": "a test", "contents": contents}
+    (out / "nfpm.json").write_text(json.dumps(about))
+    output("nfpm", "package", "--config", out / "nfpm.json", "--packager", file.suffix[1:], "--target", out)
+    (package,) = out.glob(f"*{file.suffix}")
+    return package
+
+
+@contextlib.contextmanager
+def registry(folder):
+    """A registry on loopback, which keeps its content in a folder; gives its address."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    config = folder / "registry.json"
+    config.write_text(json.dumps({
+        "version": "0.1", "log": {"level": "error"}, "http": {"addr": address},
+        "storage": {"filesystem": {"rootdirectory": str(folder / "registry")}}}))
+    with subprocess.Popen(["registry", "serve", config]) as process:
+        try:
+            # Ends a hang only.
+            ends = time.monotonic() + 120
+            while time.monotonic() < ends and process.poll() is None:
+                with contextlib.suppress(OSError):
+                    connection = http.client.HTTPConnection(address, timeout=60)
+                    connection.request("GET", "/v2/")
+                    if connection.getresponse().status == 200:
+                        break
+                time.sleep(0.1)
+            yield address
+        finally:
+            process.terminate()
+
+
+def take_through_registry(folder, version, count):
+    """The image and the chart are what they were after a registry."""
+    if lacks("registry", "skopeo", "helm"):
+        return
+    image = f"oci-archive:{DIST / f'kube-fanout-{version}.image.tar'}:{version}"
+    with registry(folder) as address:
+        there = f"docker://{address}/kube-fanout:{version}"
+        output("skopeo", "copy", "--all", "--dest-tls-verify=false", image, there)
+        pushed = json.loads(output("skopeo", "inspect", "--raw", "--tls-verify=false", there))
+        platforms = {each["platform"]["architecture"] for each in pushed.get("manifests", [])}
+        assert len(platforms) == count or count == 1, f"the image is for {platforms}"
+        assert pushed == json.loads(output("skopeo", "inspect", "--raw", image)), "the registry has another image"
+        chart = DIST / f"kube-fanout-{version}.tgz"
+        subprocess.run(["helm", "push", "--plain-http", chart, f"oci://{address}/charts"], check=True, capture_output=True)
+        pulled = output("helm", "template", "name", f"oci://{address}/charts/kube-fanout", "--version", version,
+                        "--plain-http")
+        assert pulled == output("helm", "template", "name", TOP / "deploy" / "chart"), "the chart renders otherwise"
+    print(f"image and chart {version}: pushed to a registry, pulled, and the same")
+
+
+def install_plugin(folder, version):
+    if lacks("krew", "git"):
+        return
+    manifest, root = DIST / f"kube-fanout-{version}.krew.yaml", folder / "krew"
+    archive = DIST / f"kube-fanout-{version}-{platform.machine()}-unknown-linux-musl.tar.gz"
+    environment = os.environ | {"KREW_ROOT": str(root), "KREW_NO_UPGRADE_CHECK": "1"}
+    subprocess.run(["krew", "install", f"--manifest={manifest}", f"--archive={archive}"], check=True, env=environment,
+                   capture_output=True, timeout=300)
+    assert "Usage: kubectl fanout status" in output(root / "bin" / "kubectl-fanout", "status", "--help")
+    subprocess.run(["krew", "uninstall", "fanout"], check=True, env=environment, capture_output=True, timeout=300)
+    assert not (root / "bin" / "kubectl-fanout").exists(), "krew left the plugin"
+    print(f"{manifest.name}: installed and removed by krew")
+
+
+def compare_provenance(version):
+    """The statement names each file that is summed, except itself, by the same digest."""
+    name = f"kube-fanout-{version}.intoto.json"
+    statement = json.loads((DIST / name).read_text())
+    subjects = {each["name"]: each["digest"]["sha256"] for each in statement["subject"]}
+    sums = {line.split("  ")[1]: line.split("  ")[0] for line in (DIST / "SHA256SUMS").read_text().splitlines()}
+    del sums[name]
+    assert subjects == sums, f"the provenance and the sums differ: {set(subjects.items()) ^ set(sums.items())}"
+    assert (DIST / f"kube-fanout-{version}.notes.md").read_text().strip(), "no notes"
+
+
+def sign(folder):
+    """A key pair without a password; returns the files of the secret and the public key."""
+    secret, public = folder / "secret.key", folder / "public.key"
+    output("minisign", "-G", "-W", "-s", secret, "-p", public)
+    return secret, public
+
+
+def verify_signature(dist, public):
+    sums = dist / "SHA256SUMS"
+    assert "verified" in output("minisign", "-V", "-p", public, "-m", sums)
+    changed = dist / "changed"
+    changed.write_text(sums.read_text().replace("a", "b", 1))
+    shutil.copy(dist / "SHA256SUMS.minisig", dist / "changed.minisig")
+    refused = subprocess.run(["minisign", "-V", "-p", public, "-m", changed], capture_output=True)
+    assert refused.returncode != 0, "a changed file is verified"
+    print("SHA256SUMS: signed, and the signature verified")
+
+
 def main():
     compare_sums()
-    archives = sorted(DIST.glob("*.tar.gz"))
+    version = own_version()
+    compare_provenance(version)
+    archives = sorted(DIST.glob("*-linux-musl.tar.gz"))
     assert archives, f"{DIST} has no archive"
     targets = []
     with tempfile.TemporaryDirectory() as folder:
         for archive in archives:
-            _, (version, target, architecture) = archive.name, NAME.fullmatch(archive.name).groups()
-            assert version == own_version(), f"{archive.name} is not of this version"
+            named, target, architecture = NAME.fullmatch(archive.name).groups()
+            assert named == version, f"{archive.name} is not of this version"
             tree = unpack(archive, pathlib.Path(folder))
             run_binary(tree, version, architecture)
             look_through(tree)
@@ -190,10 +339,19 @@ def main():
             targets.append(target)
             if architecture == "x86_64" == platform.machine():
                 follow_guide(archive, pathlib.Path(folder) / "guide")
-        again = pathlib.Path(folder) / "again"
-        output("deploy/release.sh", cwd=TOP, env=os.environ | {"DIST": again, "BUILD": "no", "TARGETS": " ".join(targets)})
+        install_packages(pathlib.Path(folder), version)
+        take_through_registry(pathlib.Path(folder), version, len(archives))
+        install_plugin(pathlib.Path(folder), version)
+        again, key = pathlib.Path(folder) / "again", {}
+        if not lacks("minisign"):
+            secret, public = sign(pathlib.Path(folder))
+            key = {"KEY": str(secret)}
+        environment = os.environ | {"DIST": str(again), "BUILD": "no", "TARGETS": " ".join(targets)} | key
+        output("deploy/release.sh", cwd=TOP, env=environment)
+        if key:
+            verify_signature(again, public)
         for file in sorted(DIST.iterdir(), reverse=True):
-            assert file.read_bytes() == (again / file.name).read_bytes(), f"{file.name} differs in the second build"
+            assert file.suffix == ".minisig" or file.read_bytes() == (again / file.name).read_bytes(), f"{file.name} differs in the second build"
         print(f"the same {len(list(DIST.iterdir()))} files again, byte for byte")
 
 
