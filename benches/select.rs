@@ -105,7 +105,7 @@ fn list(c: &mut Criterion) {
 /// Writes a LIST and discards it, chunk by chunk; returns its size.
 fn assemble(pods: &Pods, snapshot: &FeedSnapshot, chunk: &mut BytesMut) -> usize {
     let view = CollectionView::everything();
-    let meta = ListMeta { resource_version: snapshot.rv, continue_token: String::new(), remaining: None };
+    let meta = ListMeta { resource_version: snapshot.rv, continue_token: String::new(), remaining: None, shard: None };
     let frame = pods.envelope.list(&meta);
     let items = || snapshot.select(&view, true, None);
     let items_len = items().map(|object| frame.item_len(object.body().len())).sum();

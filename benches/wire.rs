@@ -154,7 +154,12 @@ fn differences(c: &mut Criterion) {
 /// A page of a LIST, as the apiserver writes it.
 fn page(pods: &Pods, count: u64) -> Bytes {
     let rv = ResourceVersion(1_000_001_000);
-    let frame = pods.envelope.list(&ListMeta { resource_version: rv, continue_token: String::new(), remaining: None });
+    let frame = pods.envelope.list(&ListMeta {
+        resource_version: rv,
+        continue_token: String::new(),
+        remaining: None,
+        shard: None,
+    });
     let objects: Vec<_> = (0..count).map(|n| pods.object(n, n)).collect();
     let items_len = objects.iter().map(|object| frame.item_len(object.body().len())).sum();
     let mut out = BytesMut::from(&frame.head(objects.len(), items_len)[..]);

@@ -130,7 +130,7 @@ pub fn view(namespace: Option<&str>, labels: &str, fields: &str) -> CollectionVi
 
 pub fn selector(labels: &str, fields: &str) -> Selector {
     let fields = FieldSelector::parse(fields).and_then(|parsed| parsed.compile(&Pods::fields())).expect("a selector");
-    Selector { labels: LabelSelector::parse(labels).expect("a selector"), fields }
+    Selector { labels: LabelSelector::parse(labels).expect("a selector"), fields, shard: None }
 }
 
 fn object<E: std::fmt::Debug>(item: Result<WatchItem, E>) -> ObjectRevision {

@@ -7,7 +7,7 @@ use slab::Slab;
 
 use super::{CollectionView, FeedEvent};
 use base::CoreWaker;
-use kubeapi::{LabelConstraint, Selector};
+use kubeapi::{LabelConstraint, Selector, ShardKey, ShardSelector};
 
 /// A sequence of events that readers follow: all events of a feed, or those that match its key.
 ///
@@ -338,7 +338,7 @@ impl ReaderWakers {
 pub(super) struct LaneKey {
     pub(super) namespace: Option<Box<str>>,
     /// The term that the lane covers: every object that the selector matches also matches it. A set of values of one
-    /// label is a term for each value, in their order.
+    /// label is a term for each value, in their order, and a shard one for each node.
     pub(super) terms: Vec<LaneTerm<Box<str>>>,
 }
 
@@ -351,11 +351,17 @@ pub(super) enum LaneTerm<T> {
     Field(usize, T),
     Label(T, T),
     HasLabel(T),
+    /// A node of a binary tree over the hashes of shards: node 1 has all of them, and `2n` and `2n + 1` have the halves
+    /// of `n`. The nodes of one depth begin with a power of two.
+    Shard(ShardKey, usize),
 }
 
-/// The largest set of label values that has its own lane, because events look up the set under each value. A larger set
-/// uses the lane of all objects with the label.
+/// The maximum number of terms of a lane, because it is stored under each. A larger set of label values uses the lane
+/// of all objects with the label, and a shard of many ranges has larger nodes.
 pub(super) const LANE_VALUES_MAX: usize = 16;
+/// The depth of the smallest nodes of shards. A range at any place has at most 14 nodes, and an event looks up one node
+/// for each depth.
+const SHARD_DEPTH: u32 = 8;
 
 /// The fields whose value identifies an object, most precise first. Other fields only classify objects, and one class
 /// may contain nearly all of them (`status.phase=Running`).
@@ -380,7 +386,11 @@ impl LaneKey {
         // The first of equal terms wins, so that two spellings of one selector share a lane.
         let terms = match selector.fields.required_name() {
             Some(name) => vec![LaneTerm::Name(name.into())],
-            None => match fields(selector).chain(labels(selector)).min_by_key(|(selectivity, _)| *selectivity) {
+            None => match fields(selector)
+                .chain(labels(selector))
+                .chain(shard(selector))
+                .min_by_key(|(selectivity, _)| *selectivity)
+            {
                 Some((_, terms)) => terms,
                 None => vec![LaneTerm::Whole],
             },
@@ -405,6 +415,7 @@ enum LaneTermSelectivity {
     Identifying(usize),
     /// A set of label values, ordered by its size.
     LabelIn(usize),
+    Shard,
     Field,
     HasLabel,
 }
@@ -435,4 +446,40 @@ fn labels(selector: &Selector) -> impl Iterator<Item = SelectiveTerms> {
         }
         LabelConstraint::Other { .. } | LabelConstraint::Absent => None,
     })
+}
+
+fn shard(selector: &Selector) -> Option<SelectiveTerms> {
+    let shard = selector.shard.as_ref()?;
+    let mut by_depth = (0..=SHARD_DEPTH).rev().map(|depth| shard_nodes(shard, depth));
+    let nodes = by_depth.find(|nodes| nodes.len() <= LANE_VALUES_MAX)?;
+    Some((LaneTermSelectivity::Shard, nodes.into_iter().map(|node| LaneTerm::Shard(shard.key(), node)).collect()))
+}
+
+/// Returns the nodes, down to a depth, that have all hashes of a shard: the fewest of each range.
+fn shard_nodes(shard: &ShardSelector, depth: u32) -> Vec<usize> {
+    let first = 1 << depth;
+    let mut nodes = Vec::new();
+    for range in shard.ranges() {
+        // As in a segment tree: nodes that are not halves of one node are taken at this depth.
+        let (mut low, mut high) = (shard_node(range.start, first), shard_node(range.end - 1, first) + 1);
+        while low < high {
+            if low % 2 == 1 {
+                nodes.push(low);
+                low += 1;
+            }
+            if high % 2 == 1 {
+                high -= 1;
+                nodes.push(high);
+            }
+            (low, high) = (low / 2, high / 2);
+        }
+    }
+    nodes.sort_unstable();
+    nodes.dedup();
+    nodes
+}
+
+/// Returns the node that has a hash, at the depth whose nodes begin with `first`.
+pub(super) fn shard_node(hash: impl Into<u128>, first: usize) -> usize {
+    first + usize::try_from((hash.into() * first as u128) >> 64).expect("less than first, because a hash has 64 bits")
 }

@@ -3,7 +3,7 @@ use std::hash::{BuildHasher as _, BuildHasherDefault, Hash, Hasher};
 use std::sync::Arc;
 
 use super::FeedEvent;
-use super::lane::{EventLane, LaneKey, LaneTerm};
+use super::lane::{EventLane, LaneKey, LaneTerm, shard_node};
 use indexmap::IndexMap;
 use indexmap::map::Entry;
 use kubeapi::SelectableAttributes;
@@ -20,9 +20,9 @@ pub(super) struct NarrowLanes {
     /// collide, a lane holds events that none of its readers matches.
     lanes: IndexMap<u64, Vec<Arc<EventLane>>, BuildHasherDefault<IdentityHasher>>,
     hasher: RandomState,
-    /// The number of lanes of each kind. The first part of a key is whether they span one namespace.
+    /// The number of terms of each kind. The first part of a key is whether their lanes span one namespace.
     kinds: IndexMap<(bool, LaneTerm<()>), usize>,
-    /// The number of lanes for each label key.
+    /// The number of terms for each label key.
     label_keys: IndexMap<Box<str>, usize>,
     /// The number of open lanes.
     open: usize,
@@ -132,6 +132,10 @@ impl NarrowLanes {
                     let labels = both().flat_map(|object| self.labels(object));
                     labels.for_each(|(key, _)| look_up(LaneTerm::HasLabel(key)));
                 }
+                LaneTerm::Shard(key, first) => both().for_each(|object| {
+                    let hash = key.hash_of(&event.object.key, object);
+                    look_up(LaneTerm::Shard(*key, shard_node(hash, *first)));
+                }),
             }
         }
     }
@@ -161,18 +165,20 @@ impl NarrowLanes {
 
     /// Counts a lane that was opened (`1`) or dropped (`-1`).
     fn count(&mut self, key: &LaneKey, change: isize) {
-        // The terms of one lane are of one kind.
-        let (kind, label_key) = match &key.terms[0] {
-            LaneTerm::Whole => (LaneTerm::Whole, None),
-            LaneTerm::Name(_) => (LaneTerm::Name(()), None),
-            LaneTerm::Field(at, _) => (LaneTerm::Field(*at, ()), None),
-            LaneTerm::Label(key, _) => (LaneTerm::Label((), ()), Some(key)),
-            LaneTerm::HasLabel(key) => (LaneTerm::HasLabel(()), Some(key)),
-        };
-        if let Some(key) = label_key {
-            add(&mut self.label_keys, key.clone(), change);
+        for term in &key.terms {
+            let (kind, label_key) = match term {
+                LaneTerm::Whole => (LaneTerm::Whole, None),
+                LaneTerm::Name(_) => (LaneTerm::Name(()), None),
+                LaneTerm::Field(at, _) => (LaneTerm::Field(*at, ()), None),
+                LaneTerm::Label(key, _) => (LaneTerm::Label((), ()), Some(key)),
+                LaneTerm::HasLabel(key) => (LaneTerm::HasLabel(()), Some(key)),
+                LaneTerm::Shard(key, node) => (LaneTerm::Shard(*key, 1 << node.ilog2()), None),
+            };
+            if let Some(key) = label_key {
+                add(&mut self.label_keys, key.clone(), change);
+            }
+            add(&mut self.kinds, (key.namespace.is_some(), kind), change);
         }
-        add(&mut self.kinds, (key.namespace.is_some(), kind), change);
         self.open = self.open.saturating_add_signed(change);
     }
 }

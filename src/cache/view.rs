@@ -52,8 +52,8 @@ impl CollectionView {
         self.namespace.is_none() && self.selector.is_everything()
     }
 
-    /// Returns whether an object's key alone decides if the reader sees it. The decision is then the same before and
-    /// after every change, so the previous state is not needed.
+    /// Returns whether an object's key and shard alone decide if the reader sees it. The decision is then the same
+    /// before and after every change, so the previous state is not needed.
     pub fn depends_only_on_key(&self) -> bool {
         self.depends_only_on_key
     }

@@ -76,7 +76,10 @@ mod tests {
     fn view(labels: &str, fields: &str) -> CollectionView {
         let table = SelectableFieldTable::of_builtin(&Gvr::new("", "v1", "pods"));
         let fields = FieldSelector::parse(fields).expect("valid").compile(&table).expect("known fields");
-        CollectionView::new(None, Selector { labels: LabelSelector::parse(labels).expect("valid"), fields })
+        CollectionView::new(
+            None,
+            Selector { labels: LabelSelector::parse(labels).expect("valid"), fields, shard: None },
+        )
     }
 
     fn many(each: impl Fn(usize) -> String, separator: &str) -> String {

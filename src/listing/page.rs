@@ -90,7 +90,10 @@ pub(crate) async fn page(
         chunks.put_matching(objects, (permit, &read.view), limit, pace).await;
         0
     };
-    let mut meta = ListMeta { resource_version: snapshot.rv, continue_token: String::new(), remaining: None };
+    // A list of metadata does not repeat the shard selector (R-SHARD-2).
+    let is_object = matches!(read.representation, Representation::Object(_) | Representation::Reduced(_, None));
+    let shard = read.view.selector().shard.as_ref().filter(|_| is_object).map(ToString::to_string);
+    let mut meta = ListMeta { resource_version: snapshot.rv, continue_token: String::new(), remaining: None, shard };
     if let Some(last) = chunks.last().filter(|_| chunks.lengths().items == limit) {
         if !whole {
             more = usize::from(has_more_to_scan(permit, feed, snapshot, read, last, pace).await);
@@ -414,7 +417,7 @@ mod tests {
             ("", "", Some("t1-a/p\0"), 9, vec!["t1.a", "t1"]),
         ] {
             let fields = FieldSelector::parse(fields).expect("valid").compile(&table).expect("known fields");
-            let selector = Selector { labels: LabelSelector::parse(labels).expect("valid"), fields };
+            let selector = Selector { labels: LabelSelector::parse(labels).expect("valid"), fields, shard: None };
             let view = CollectionView::new(None, selector);
             let mut pace = ScanPacer::new(None, (ScanQueue::at_a_time(1), CallerCpuSlices::new(1)), None);
             let found = namespaces(&snapshot, (&view, true), start, limit, &mut pace).await;

@@ -16,8 +16,8 @@ use crate::upstream::{ResourceOrigin, UpstreamResource};
 use crate::wire::{FeedEncoding, IncludeObjectPolicy, Representation};
 use kubeapi::{
     ListOptions, ListPlan, MediaType, MetaApiVersion, NegotiatedMediaType, ObjectConversion, ObjectKey, RequestInfo,
-    RequestVerb, ResourceVersionMatch, Selector, SupportedMediaTypes, UrlQuery, WatchStart, drops_managed_fields,
-    has_valid_timeout, negotiate, prefers_cbor, pretty, router_accepts,
+    RequestVerb, ResourceVersionMatch, Selector, ShardSelector, SupportedMediaTypes, UrlQuery, WatchStart,
+    drops_managed_fields, has_valid_timeout, negotiate, prefers_cbor, pretty, router_accepts,
 };
 
 /// The response that the proxy gives, if the caller may read.
@@ -167,9 +167,6 @@ pub(crate) fn route<'a>(
     if scoped_wrongly {
         return Err(ForwardReason::AmbiguousUrl);
     }
-    if input.query.first("shardSelector").is_some() {
-        return Err(ForwardReason::UnsupportedParameter);
-    }
     let scope = coverage.scope(resource)?;
     if !covers(&scope, input.info) {
         return Err(ForwardReason::OutOfScope);
@@ -257,14 +254,14 @@ fn read(
     if !options.is_valid(options.watch) {
         return Err(ForwardReason::Invalid);
     }
-    // A later release, or a definition that was changed a moment ago, may have the key.
-    let mut fields = options.fields.compile(&resource.fields).ok_or(ForwardReason::UnsupportedParameter)?;
-    if !info.name.is_empty() {
-        // The name in the path (`/watch/…/NAME`) and the selector must agree.
-        fields = fields.and_name(&info.name).ok_or(ForwardReason::Invalid)?;
+    let selector = selector(input, &options, resource)?;
+    let is_table = matches!(representation, Representation::Table(_));
+    // The rows of a filtered Table come from upstream, which may not know shards.
+    if is_table && !watch && selector.shard.is_some() {
+        return Err(ForwardReason::Table);
     }
     let namespace = (resource.namespaced && !info.namespace.is_empty()).then_some(info.namespace.as_str());
-    let view = CollectionView::new(namespace, Selector { labels: options.labels.clone(), fields });
+    let view = CollectionView::new(namespace, selector);
     let view = match scope {
         FeedScope::Selected { field, value } => view.with_fixed_field(field, value),
         FeedScope::Cluster | FeedScope::Namespace(_) => view,
@@ -273,7 +270,7 @@ fn read(
         let start = options.watch_start().ok_or(ForwardReason::Invalid)?;
         // The initial rows of a feed are sent only to proxies that fill a feed.
         let is_printed = input.is_feed_request || is_printed(start, &view, resource);
-        if matches!(representation, Representation::Table(_)) && !is_printed {
+        if is_table && !is_printed {
             return Err(ForwardReason::Table);
         }
         let (bookmarks, timeout_seconds) = (options.allow_watch_bookmarks, options.timeout_seconds);
@@ -290,6 +287,27 @@ fn read(
         in_namespace: namespace.is_some(),
         pages: resource.pages,
     }))
+}
+
+/// Returns the selector of a LIST or WATCH.
+///
+/// # Errors
+/// The request must be forwarded, for the returned reason.
+fn selector(
+    ReadRouteInput { info, query, .. }: &ReadRouteInput<'_>,
+    options: &ListOptions,
+    resource: &UpstreamResource,
+) -> Result<Selector, ForwardReason> {
+    // A later release, or a definition that was changed a moment ago, may have the key.
+    let mut fields = options.fields.compile(&resource.fields).ok_or(ForwardReason::UnsupportedParameter)?;
+    if !info.name.is_empty() {
+        // The name in the path (`/watch/…/NAME`) and the selector must agree.
+        fields = fields.and_name(&info.name).ok_or(ForwardReason::Invalid)?;
+    }
+    // Not a part of `ListOptions`: an invalid one does not change what the request is authorized for.
+    let shard = query.first("shardSelector").filter(|text| !text.is_empty());
+    let shard = shard.map(|text| ShardSelector::parse(text).map(Box::new).ok_or(ForwardReason::Invalid));
+    Ok(Selector { labels: options.labels.clone(), fields, shard: shard.transpose()? })
 }
 
 /// Returns why a list cannot be answered from the data cached in `scope`, however fresh that is.

@@ -105,6 +105,7 @@ impl JsonPaths {
             &["kind"],
             &["apiVersion"],
             &["metadata", "annotations", INITIAL_EVENTS_END],
+            &["metadata", "uid"],
         ];
         let own = own.map(|path| path.iter().map(|step| (*step).to_owned()).collect());
         let of_fields = table.fields.iter().flat_map(|field| field.json.iter().cloned());
@@ -142,7 +143,9 @@ impl JsonPaths {
             value.unwrap_or(field.kind.absent_text())
         };
         let fields: Vec<_> = self.fields.fields.iter().map(value).collect();
-        Ok(DecodedObjectFields { key, rv, rv_at, attributes: SelectableAttributes::new(&labels, &fields) })
+        let attributes =
+            SelectableAttributes::new(&labels, &fields).with_uid(texts[UID].as_deref().unwrap_or_default());
+        Ok(DecodedObjectFields { key, rv, rv_at, attributes })
     }
 }
 
@@ -413,7 +416,8 @@ const LABELS: usize = 3;
 const KIND: usize = 4;
 const API_VERSION: usize = 5;
 const INITIAL_EVENTS_END_SLOT: usize = 6;
-const FIELDS_FROM: usize = 7;
+const UID: usize = 7;
+const FIELDS_FROM: usize = 8;
 
 /// The value of `maxNestingDepth` of Go's encoding/json and of the apiserver's own decoder.
 const DEPTH_MAX: usize = 10_000;

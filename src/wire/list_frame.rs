@@ -18,6 +18,9 @@ pub struct ListMeta {
     /// The number of remaining objects; written if set. The apiserver sets it only together with a continue token, and
     /// not for selections.
     pub remaining: Option<i64>,
+    /// The shard selector of the request, as the apiserver writes it. Lists of custom resources do not show it
+    /// (R-SHARD-2).
+    pub shard: Option<String>,
 }
 
 /// The pieces of a LIST response: [`head`](Self::head), [`put_item`](Self::put_item) for each body,
@@ -70,13 +73,15 @@ impl Add for ListItemLengths {
 impl ListFrame {
     pub(super) fn json(shape: JsonLayout, api_version: &str, list_kind: &str, meta: &ListMeta) -> Self {
         let (kind, api_version) = (json_text(list_kind), json_text(api_version));
-        let ListMeta { resource_version, continue_token, remaining } = meta;
+        let ListMeta { resource_version, continue_token, remaining, shard } = meta;
         let token = json_text(continue_token);
         let remaining = remaining.map(|count| format!(r#","remainingItemCount":{count}"#)).unwrap_or_default();
         let (head, tail, item_prefix) = match shape {
             JsonLayout::BuiltIn => {
                 let token = if continue_token.is_empty() { String::new() } else { format!(r#","continue":{token}"#) };
-                let meta = format!(r#"{{"resourceVersion":"{resource_version}"{token}{remaining}}}"#);
+                let shard = shard.as_deref().map(|text| format!(r#","shardInfo":{{"selector":{}}}"#, json_text(text)));
+                let shard = shard.unwrap_or_default();
+                let meta = format!(r#"{{"resourceVersion":"{resource_version}"{token}{remaining}{shard}}}"#);
                 let head = format!(r#"{{"kind":{kind},"apiVersion":{api_version},"metadata":{meta},"items":["#);
                 (head, "]}\n".to_owned(), b"{".as_slice())
             }
@@ -106,7 +111,7 @@ impl ListFrame {
 
     /// Returns the frame of a protobuf list. `head` is the document up to Unknown's raw field: magic and `TypeMeta`.
     pub(super) fn protobuf(head: Vec<u8>, meta: &ListMeta) -> Self {
-        let ListMeta { resource_version, continue_token, remaining } = meta;
+        let ListMeta { resource_version, continue_token, remaining, shard } = meta;
         let mut fields = BytesMut::new();
         put_field(&mut fields, LIST_META_SELF_LINK, b"");
         put_field(&mut fields, LIST_META_RESOURCE_VERSION, resource_version.to_string().as_bytes());
@@ -114,6 +119,10 @@ impl ListFrame {
         if let Some(count) = remaining {
             fields.put_u8(LIST_META_REMAINING << 3);
             put_varint(&mut fields, count.cast_unsigned());
+        }
+        if let Some(selector) = shard {
+            put_header(&mut fields, LIST_META_SHARD_INFO, field_len(selector.len()));
+            put_field(&mut fields, SHARD_INFO_SELECTOR, selector.as_bytes());
         }
         let mut list_meta = BytesMut::new();
         put_field(&mut list_meta, LIST_METADATA, &fields);
@@ -226,6 +235,8 @@ const LIST_META_SELF_LINK: u8 = 1;
 pub(super) const LIST_META_RESOURCE_VERSION: u8 = 2;
 pub(super) const LIST_META_CONTINUE: u8 = 3;
 pub(super) const LIST_META_REMAINING: u8 = 4;
+const LIST_META_SHARD_INFO: u8 = 5;
+const SHARD_INFO_SELECTOR: u8 = 1;
 const _: () = assert!(tag(LIST_ITEMS) == 0x12, "what the apiserver's streaming encoder hardcodes");
 
 #[cfg(test)]
@@ -238,6 +249,7 @@ mod tests {
             resource_version: ResourceVersion(rv),
             continue_token: token.to_owned(),
             remaining: (!token.is_empty()).then_some(7),
+            shard: None,
         };
         let frame = FrameEnvelope::new(encoding, "v1", kind, JsonLayout::BuiltIn).list(&meta);
         let mut out = frame.head(bodies.len(), bodies.iter().map(|body| frame.item_len(body.len())).sum()).to_vec();

@@ -86,13 +86,14 @@ impl ProtoPaths {
     /// whether the object closes the initial events.
     pub(super) fn read(&self, body: &[u8], named: bool) -> Result<(DecodedObjectFields, bool), WireError> {
         let (at, len) = protobuf::leading_message(body).ok_or(WireError::NoMetadata)?;
-        let (mut name, mut namespace, mut version) = ("", "", "");
+        let (mut name, mut namespace, mut uid, mut version) = ("", "", "", "");
         let (mut labels, mut initial_events_end) = (Vec::new(), false);
         let mut metadata = FieldReader::new(&body[at..at + len]);
         while let Some(field) = metadata.next_field()? {
             match field.number {
                 META_NAME => name = field.text()?,
                 META_NAMESPACE => namespace = field.text()?,
+                META_UID => uid = field.text()?,
                 META_RESOURCE_VERSION if !version.is_empty() => return Err(WireError::BadResourceVersion),
                 META_RESOURCE_VERSION => version = field.text()?,
                 META_LABELS => labels.push(map_entry(field.bytes()?)?),
@@ -119,7 +120,8 @@ impl ProtoPaths {
             fields.push(field_text(body, field)?);
         }
         sort_labels(&mut labels)?;
-        let (key, attributes) = (ObjectKey::new(namespace, name), SelectableAttributes::new(&labels, &fields));
+        let attributes = SelectableAttributes::new(&labels, &fields).with_uid(uid);
+        let key = ObjectKey::new(namespace, name);
         Ok((DecodedObjectFields { key, rv, rv_at, attributes }, initial_events_end))
     }
 }
@@ -189,6 +191,7 @@ const OBJECT_METADATA: u32 = 1;
 /// The field numbers of `ObjectMeta`.
 const META_NAME: u32 = 1;
 const META_NAMESPACE: u32 = 3;
+const META_UID: u32 = 5;
 pub(super) const META_RESOURCE_VERSION: u32 = 6;
 const META_LABELS: u32 = 11;
 pub(super) const META_ANNOTATIONS: u32 = 12;

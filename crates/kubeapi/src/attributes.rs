@@ -12,6 +12,8 @@ pub struct SelectableAttributes {
     /// - numbers: the count of labels, the count of texts, and the end offset of each text;
     /// - the texts: labels sorted by key, each key followed by its value, then fields.
     packed: Box<str>,
+    /// The hash of the object's UID for shard selectors, which takes less memory than the UID.
+    uid_hash: u64,
 }
 
 /// The width in bytes of a number that is stored in the text. Each byte holds seven bits, so that it is an ASCII
@@ -48,7 +50,18 @@ impl SelectableAttributes {
             packed.extend((0..width).rev().map(|digit| ascii(number >> (digit * BITS))));
         }
         all().for_each(|text| packed.push_str(text));
-        Self { packed: packed.into() }
+        Self { packed: packed.into(), ..Self::default() }
+    }
+
+    /// Returns the same attributes for an object with the given UID.
+    #[must_use]
+    pub fn with_uid(self, uid: &str) -> Self {
+        Self { uid_hash: shard_hash(uid), ..self }
+    }
+
+    /// Returns the [hash](shard_hash) of the object's UID.
+    pub fn uid_hash(&self) -> u64 {
+        self.uid_hash
     }
 
     /// Returns the labels, sorted by key.
@@ -118,6 +131,11 @@ impl SelectableAttributes {
             [] => 0,
         }
     }
+}
+
+/// The hash of KEP-5866: 64-bit FNV-1a.
+pub fn shard_hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// Returns the lowest seven bits of a number as an ASCII character.

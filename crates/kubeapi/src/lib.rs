@@ -27,6 +27,7 @@ pub mod protobuf;
 mod query;
 mod request_info;
 mod selector;
+mod shard_selector;
 mod status;
 mod user;
 mod version;
@@ -36,7 +37,7 @@ pub use accept::{
     check_accept_length, discovery_accept, drops_managed_fields, negotiate, prefers_cbor, pretty, router_accepts,
 };
 pub use access::{AccessAttributes, AccessTarget, ResourceAccessAttributes};
-pub use attributes::SelectableAttributes;
+pub use attributes::{SelectableAttributes, shard_hash};
 pub use continue_token::{ContinueToken, ContinueVersion, ListPageSource};
 pub use event_type::EventType;
 pub use field_selector::{EscapedFieldTerm, FieldMatcher, FieldSelector, NAME_KEY};
@@ -49,6 +50,7 @@ pub use list_options::{ListOptions, ListPlan, ResourceVersionMatch, WatchStart, 
 pub use query::{QUERY_PAIRS_MAX, UrlQuery, has_valid_timeout, unescape};
 pub use request_info::{RequestInfo, RequestInfoError, RequestVerb, targets_workload};
 pub use selector::Selector;
+pub use shard_selector::{ShardKey, ShardSelector};
 pub use status::{Status, StatusCause, StatusDecodeError, StatusDetails, StatusMetadata, denied_access};
 pub use user::{FlowDistinguisher, User};
 pub use version::{ResourceVersion, ResourceVersionError};

@@ -48,10 +48,10 @@ impl ListOptions {
         })
     }
 
-    /// Whether both selectors are short enough to be parsed. The apiserver may accept longer ones.
+    /// Whether all selectors are short enough to be parsed. The apiserver may accept longer ones.
     pub fn has_short_selectors(query: &UrlQuery) -> bool {
         let length = |name| query.first(name).map_or(0, str::len);
-        ["labelSelector", "fieldSelector"].into_iter().all(|name| length(name) <= SELECTOR_BYTES_MAX)
+        ["labelSelector", "fieldSelector", "shardSelector"].into_iter().all(|name| length(name) <= SELECTOR_BYTES_MAX)
     }
 
     /// Applies the server's default (R-WATCH-1): a watch without parameters about its start gets the initial events.

@@ -1,12 +1,16 @@
-use super::{FieldMatcher, LabelSelector, ObjectKey, SelectableAttributes};
+use std::ops::Range;
 
-/// Selects the objects of a collection that a request is about: labels and fields must both match.
+use super::{FieldMatcher, LabelSelector, ObjectKey, SelectableAttributes, ShardSelector};
+
+/// Selects the objects of a collection that a request is about: labels, fields and shard must all match.
 ///
 /// Hashable and comparable, so that requests with the same selector can share work.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Selector {
     pub labels: LabelSelector,
     pub fields: FieldMatcher,
+    /// Boxed, because few selectors have one.
+    pub shard: Option<Box<ShardSelector>>,
 }
 
 impl Selector {
@@ -18,7 +22,7 @@ impl Selector {
     /// Whether the selector checks nothing, so that callers may skip it. False for a selector that matches everything
     /// only by chance, such as `!no-such-label`.
     pub fn is_everything(&self) -> bool {
-        self.labels.is_empty() && self.fields.is_empty()
+        self.labels.is_empty() && self.fields.is_empty() && self.shard.is_none()
     }
 
     /// Whether the selector contradicts itself, so that no object matches.
@@ -26,25 +30,31 @@ impl Selector {
         self.labels.is_contradictory() || self.fields.is_contradictory()
     }
 
-    /// Returns the maximum number of texts that [`matches`](Self::matches) compares for an object with `labels` labels.
+    /// Returns the maximum number of texts and ranges that [`matches`](Self::matches) compares for an object with
+    /// `labels` labels.
     pub fn comparisons(&self, labels: usize) -> usize {
-        self.fields.comparisons() + self.labels.comparisons(labels)
+        self.fields.comparisons() + self.labels.comparisons(labels) + self.ranges().len()
     }
 
     /// The maximum number of comparisons for any object.
     pub fn comparisons_at_most(&self) -> usize {
-        self.fields.comparisons() + self.labels.comparisons(self.labels.keys())
+        self.comparisons(self.labels.keys())
     }
 
     /// Returns the approximate number of bytes that the selector uses on the heap.
     pub fn heap_bytes(&self) -> usize {
-        self.fields.heap_bytes() + self.labels.heap_bytes()
+        self.fields.heap_bytes() + self.labels.heap_bytes() + size_of_val(self.ranges())
     }
 
-    /// Whether an object matches. Fields are checked first, because they are fewer and usually decided by one string
-    /// comparison.
+    /// Whether an object matches. Labels are checked last, because the others are usually decided by one comparison.
     pub fn matches(&self, key: &ObjectKey, attributes: &SelectableAttributes) -> bool {
-        self.fields.matches(key, attributes) && self.labels.matches(attributes)
+        self.shard.as_ref().is_none_or(|shard| shard.matches(key, attributes))
+            && self.fields.matches(key, attributes)
+            && self.labels.matches(attributes)
+    }
+
+    fn ranges(&self) -> &[Range<u128>] {
+        self.shard.as_ref().map_or(&[], |shard| shard.ranges())
     }
 }
 
@@ -58,6 +68,7 @@ mod tests {
         Selector {
             labels: LabelSelector::parse(labels).expect("valid"),
             fields: FieldSelector::parse(fields).expect("valid").compile(&table).expect("known fields"),
+            shard: None,
         }
     }
 
@@ -82,5 +93,8 @@ mod tests {
         assert!(!selector("!absent", "").is_everything());
         assert!(!selector("", "metadata.name!=x").is_everything());
         assert_eq!(selector("", ""), Selector::everything());
+        let whole = "shardRange(object.metadata.uid, '0x0000000000000000', '0x10000000000000000')";
+        let shard = ShardSelector::parse(whole).map(Box::new);
+        assert!(!Selector { shard, ..Selector::everything() }.is_everything());
     }
 }

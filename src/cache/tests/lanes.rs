@@ -6,11 +6,11 @@ use super::fixture::{
     LANE_EVENTS, POD, Pod, added, change, deleted, listed, pods, pull_all, reported, ring, rv, snapshot, view,
 };
 use super::want::{self, Want};
-use crate::cache::lane::{EventLane, LANE_VALUES_MAX, LaneKey, LaneTerm};
+use crate::cache::lane::{EventLane, LANE_VALUES_MAX, LaneKey, LaneTerm, shard_node};
 use crate::cache::{CacheConfig, CacheReader, CacheWriter, CollectionView, FeedCursor, WatchStartPosition};
 use crate::wire::{FeedEncoding, FrameEnvelope, JsonLayout};
 use kubeapi::EventType::{Added, Deleted, Modified};
-use kubeapi::{Gvr, ObjectKey, SelectableFieldTable, Selector};
+use kubeapi::{Gvr, ObjectKey, SelectableFieldTable, Selector, ShardKey, ShardSelector, shard_hash};
 
 /// Indices of `spec.nodeName` and `status.phase` in the table of pods.
 const NODE: usize = 0;
@@ -95,6 +95,73 @@ fn selector_with_many_values_follows_the_has_label_lane() {
     let largest = terms(LANE_VALUES_MAX);
     assert!(largest.len() == LANE_VALUES_MAX && largest.iter().all(|term| matches!(term, LaneTerm::Label(..))));
     assert_eq!(terms(LANE_VALUES_MAX + 1), [LaneTerm::HasLabel("app".into())]);
+}
+
+/// The text of a shard of namespaces with these ranges, given in 1/256 of the hashes, and one more hash at its end.
+fn shard(ranges: &[(u64, u64)]) -> String {
+    let range = |(start, end): &(u64, u64)| {
+        let (start, end) = (start << 56, (u128::from(*end) << 56) + 1);
+        format!("shardRange(object.metadata.namespace, '{start:#018x}', '{:#018x}')", end.min(1 << 64))
+    };
+    ranges.iter().map(range).collect::<Vec<_>>().join(" || ")
+}
+
+fn sharded(text: &str, labels: &str, fields: &str) -> CollectionView {
+    let selector = view("", labels, fields).selector().clone();
+    let shard = Some(Box::new(ShardSelector::parse(text).expect(text)));
+    CollectionView::new(None, Selector { shard, ..selector })
+}
+
+#[test]
+fn shard_follows_the_lane_of_its_nodes() {
+    let nodes = |nodes: &[usize]| -> Vec<LaneTerm<Box<str>>> {
+        nodes.iter().map(|node| LaneTerm::Shard(ShardKey::Namespace, *node)).collect()
+    };
+    let half = shard(&[(128, 256)]);
+    let app_x = labels("app", &["x"]);
+    let many: Vec<_> = (0..100).map(|n| (2 * n, 2 * n)).collect();
+    for (text, labels, fields, expected) in [
+        (&*shard(&[(0, 256)]), "", "", nodes(&[1])),
+        (&half, "", "", nodes(&[3])),
+        (&shard(&[(0, 128)]), "", "", nodes(&[2, 384])),
+        // All but the first and the last of 256 nodes.
+        (&shard(&[(1, 254)]), "", "", nodes(&[5, 6, 9, 14, 17, 30, 33, 62, 65, 126, 129, 254, 257, 510])),
+        (&shard(&[(128, 256), (192, 256), (0, 0)]), "", "", nodes(&[3, 7, 256])),
+        // So many ranges have larger nodes.
+        (&shard(&many), "", "", nodes(&(16..=28).collect::<Vec<_>>())),
+        // Other terms that are narrower, or wider.
+        (&half, "app=x", "", app_x),
+        (&half, "", "spec.nodeName=n1", vec![LaneTerm::Field(NODE, "n1".into())]),
+        (&half, "", "status.phase=Running", nodes(&[3])),
+        (&half, "app", "", nodes(&[3])),
+        (&half, "!app", "", nodes(&[3])),
+    ] {
+        assert_eq!(LaneKey::of(&sharded(text, labels, fields)).terms, expected, "{text} {labels:?} {fields:?}");
+    }
+}
+
+#[test]
+fn shard_watches_share_a_lane_and_get_only_their_namespaces() {
+    let (mut writer, reader) = listed(ring(20), 10, &[]);
+    let (low, high) = (shard_hash("a"), shard_hash("b"));
+    assert!(low < high);
+    let range =
+        |start: u64, end: u128| format!("shardRange(object.metadata.namespace, '{start:#018x}', '{end:#018x}')");
+    let of_a = open(&reader, 10, sharded(&range(0, high.into()), "", ""));
+    let of_b = open(&reader, 10, sharded(&range(high, 1 << 64), "", ""));
+    // A label joined with the shard is compared before and after each change.
+    let tierless = open(&reader, 10, sharded(&range(high, 1 << 64), "!tier", ""));
+    assert_eq!(lanes(&reader), 2);
+    let mut watches = [of_a, of_b, tierless];
+    for (namespace, note, version) in [("a", 0, 11), ("b", 0, 12), ("a", 1, 13), ("b", 1, 14), ("b", 2, 15)] {
+        writer.apply([added(&Pod { namespace, note, ..POD }, version)]).expect("in order");
+    }
+    let [of_a, of_b, tierless] = watches.each_mut().map(reported);
+    assert_eq!(of_a, ["ADDED a/p 11", "MODIFIED a/p 13"]);
+    assert_eq!(of_b, ["ADDED b/p 12", "MODIFIED b/p 14", "MODIFIED b/p 15"]);
+    assert_eq!(tierless, ["ADDED b/p 12", "DELETED b/p 14"]);
+    drop(watches);
+    assert_eq!(lanes(&reader), 0);
 }
 
 #[test]
@@ -325,6 +392,32 @@ fn write() -> impl Strategy<Value = Write> {
 }
 
 proptest! {
+    #[test]
+    fn lane_of_a_shard_has_every_hash_of_its_ranges(
+        bounds in prop::collection::vec((any::<u64>(), any::<u64>(), any::<bool>()), 1..30),
+        inside in any::<prop::sample::Index>(),
+    ) {
+        let ranges: Vec<_> = bounds.iter().map(|(one, other, is_short)| {
+            let start = *one.min(other);
+            let end = if *is_short { u128::from(start) + 1 + u128::from(one % 3) } else { u128::from(*one.max(other)) + 1 };
+            (u128::from(start), end.min(1 << 64))
+        }).collect();
+        let text = |(start, end): &(u128, u128)| {
+            format!("shardRange(object.metadata.uid, '{start:#018x}', '{end:#018x}')")
+        };
+        let text = ranges.iter().map(text).collect::<Vec<_>>().join("||");
+        let terms = LaneKey::of(&sharded(&text, "", "")).terms;
+        prop_assert!(terms.len() <= LANE_VALUES_MAX);
+        let (start, end) = ranges[inside.index(ranges.len())];
+        for hash in [start, start.midpoint(end), end - 1].into_iter().filter(|hash| *hash < end) {
+            let is_found = terms.iter().any(|term| match term {
+                LaneTerm::Shard(ShardKey::Uid, node) => shard_node(hash, 1 << node.ilog2()) == *node,
+                _ => false,
+            });
+            prop_assert!(is_found, "{hash:#x} in {terms:?} of {text}");
+        }
+    }
+
     /// The same view twice: in its lane, and among all events.
     #[test]
     fn narrow_lane_delivers_the_same_events_as_the_full_ring(

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use crate::cache::{LaneObserver, PendingEventCount};
 use crate::serve::activity::WatchTransport;
 use crate::wire::Representation;
-use kubeapi::UrlQuery;
+use kubeapi::{Selector, UrlQuery};
 
 pub(crate) use recent::UserAndAgent;
 use recent::{RecentRequestLog, RecentRequestRow, truncated};
@@ -246,8 +246,8 @@ struct DebugWatchRow {
     user_agent: Option<String>,
     resource: String,
     namespace: Option<String>,
-    /// The kinds of selector: `none`, `labels`, `fields` or `labels and fields`.
-    selectors: &'static str,
+    /// The kinds of selector: `none`, or of `labels`, `fields` and `shard` those that the watch has, joined by `and`.
+    selectors: String,
     representation: &'static str,
     protocol: &'static str,
     open_seconds: u64,
@@ -276,14 +276,11 @@ const SENDING_MAX: Duration = Duration::from_secs(1);
 
 impl OpenWatchEntry {
     /// Returns which kinds of selector the watch uses, but not their values.
-    fn selectors(&self) -> &'static str {
-        let selector = self.follower.view().selector();
-        match (selector.labels.is_empty(), selector.fields.is_empty()) {
-            (true, true) => "none",
-            (false, true) => "labels",
-            (true, false) => "fields",
-            (false, false) => "labels and fields",
-        }
+    fn selectors(&self) -> String {
+        let Selector { labels, fields, shard } = self.follower.view().selector();
+        let kinds = [("labels", labels.is_empty()), ("fields", fields.is_empty()), ("shard", shard.is_none())];
+        let used: Vec<_> = kinds.into_iter().filter(|(_, is_unused)| !is_unused).map(|(kind, _)| kind).collect();
+        if used.is_empty() { "none".to_owned() } else { used.join(" and ") }
     }
 
     /// Returns the watched resource and, if there is one, its namespace.

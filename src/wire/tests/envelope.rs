@@ -49,6 +49,7 @@ fn lists_are_reproduced_from_bodies() {
                 resource_version: list.resource_version,
                 continue_token: list.continue_token,
                 remaining: list.remaining.map(|count| i64::try_from(count).expect("few")),
+                shard: None,
             };
             let bodies: Vec<_> = list.items.iter().map(|object| object.body().clone()).collect();
             assert_eq!(rendered(&pods_of(encoding, shape, &list.kind), &meta, &bodies), page);
@@ -62,7 +63,9 @@ fn list_metadata_renders_like_the_apiserver() {
         resource_version: ResourceVersion(7),
         continue_token: token.to_owned(),
         remaining,
+        shard: None,
     };
+    let shard = || ListMeta { shard: Some("s".to_owned()), ..token("abc", None) };
     for (shape, meta, text) in [
         (
             JsonLayout::BuiltIn,
@@ -75,6 +78,22 @@ fn list_metadata_renders_like_the_apiserver() {
             concat!(
                 r#"{"kind":"PodList","apiVersion":"v1","metadata":"#,
                 r#"{"resourceVersion":"7","continue":"abc","remainingItemCount":12},"items":[]}"#
+            ),
+        ),
+        (
+            JsonLayout::BuiltIn,
+            shard(),
+            concat!(
+                r#"{"kind":"PodList","apiVersion":"v1","metadata":"#,
+                r#"{"resourceVersion":"7","continue":"abc","shardInfo":{"selector":"s"}},"items":[]}"#
+            ),
+        ),
+        (
+            JsonLayout::Custom,
+            shard(),
+            concat!(
+                r#"{"apiVersion":"v1","items":[],"kind":"PodList","metadata":"#,
+                r#"{"continue":"abc","resourceVersion":"7"}}"#
             ),
         ),
         (
@@ -93,12 +112,16 @@ fn list_metadata_renders_like_the_apiserver() {
     ] {
         assert_eq!(rendered(&pods(FeedEncoding::Json, shape), &meta, &[]), format!("{text}\n").as_bytes());
     }
+    let fields = [text(1, ""), text(2, "7"), text(3, "abc"), bytes(5, &text(1, "s"))];
+    let list = unknown("v1", "PodList", &bytes(1, &fields.concat()));
+    assert_eq!(rendered(&pods(FeedEncoding::Protobuf, JsonLayout::BuiltIn), &shard(), &[]), list);
 }
 
 #[test]
 fn list_uses_the_list_kind_of_the_crd() {
     let envelope = pods_of(FeedEncoding::Json, JsonLayout::Custom, "PodCollection");
-    let meta = ListMeta { resource_version: ResourceVersion(7), continue_token: String::new(), remaining: None };
+    let meta =
+        ListMeta { resource_version: ResourceVersion(7), continue_token: String::new(), remaining: None, shard: None };
     let list = rendered(&envelope, &meta, &[]);
     assert!(list.windows(23).any(|window| window == br#""kind":"PodCollection","#.as_slice()));
 }
@@ -160,7 +183,7 @@ fn rendered(envelope: &FrameEnvelope, meta: &ListMeta, bodies: &[Bytes]) -> Vec<
 
 /// Builds a LIST response from R-JSON-3, R-JSON-4 and R-PROTO-2, without the code under test.
 pub(super) fn list_by_hand(encoding: FeedEncoding, shape: JsonLayout, meta: &ListMeta, bodies: &[Vec<u8>]) -> Bytes {
-    let ListMeta { resource_version: rv, continue_token: token, remaining } = meta;
+    let ListMeta { resource_version: rv, continue_token: token, remaining, shard: _ } = meta;
     let remaining = remaining.expect("set in these tests");
     let joined = |brace: &str| {
         let item = |body: &Vec<u8>| format!("{brace}{}", String::from_utf8_lossy(body));

@@ -130,6 +130,14 @@ fn bookmark_has_an_empty_key() {
 }
 
 #[test]
+fn uid_is_read_from_every_encoding() {
+    for (encoding, shape) in FEEDS {
+        let (_, object, _) = change(encoding, shape, &Pod::default(), "ADDED");
+        assert_eq!(object.attributes.uid_hash(), kubeapi::shard_hash("u-1"), "{encoding}");
+    }
+}
+
+#[test]
 fn error_event_keeps_its_status() {
     let json = concat!(
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too old resource version: "#,
@@ -233,6 +241,7 @@ pub(super) fn page_of(encoding: FeedEncoding, shape: JsonLayout, pods: &[Pod]) -
         resource_version: ResourceVersion(5000),
         continue_token: "token".to_owned(),
         remaining: Some(pods.len().try_into().expect("few")),
+        shard: None,
     };
     let documents: Vec<_> = pods.iter().map(|pod| pod.body(encoding, shape)).collect();
     super::envelope::list_by_hand(encoding, shape, &meta, &documents)

@@ -173,7 +173,7 @@ impl Soil {
     fn list(&self, document: &Bytes) -> Bytes {
         let page = self.reader.list(document).expect("a list");
         let (resource_version, continue_token) = (page.resource_version, page.continue_token);
-        let frame = self.envelope.list(&ListMeta { resource_version, continue_token, remaining: None });
+        let frame = self.envelope.list(&ListMeta { resource_version, continue_token, remaining: None, shard: None });
         let bodies: Vec<_> = page.items.iter().map(|object| self.planted(object.body())).collect();
         let len = bodies.iter().map(|body| frame.item_len(body.len())).sum();
         let mut list = frame.head(bodies.len(), len).to_vec();

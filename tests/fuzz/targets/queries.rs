@@ -5,8 +5,8 @@ mod one_by_one;
 
 use kubeapi::{
     FieldSelector, Gvr, LabelSelector, ListOptions, ObjectKey, RequestInfo, ResourceVersionMatch, SelectableAttributes,
-    SelectableFieldTable, SupportedMediaTypes, UrlQuery, accepts_kind, has_valid_timeout, negotiate, pretty,
-    router_accepts, targets_workload,
+    SelectableFieldTable, ShardSelector, SupportedMediaTypes, UrlQuery, accepts_kind, has_valid_timeout, negotiate,
+    pretty, router_accepts, targets_workload,
 };
 
 use kube_fanout::serve::without_tokens;
@@ -17,6 +17,9 @@ use one_by_one::{one_by_one, written};
 /// A parsed selector matches like its terms one by one.
 pub fn selectors(input: &[u8]) {
     let text = text(input);
+    if let Some(shard) = ShardSelector::parse(&text) {
+        assert_eq!(ShardSelector::parse(&shard.to_string()), Some(shard), "{text:?}");
+    }
     if let Some(selector) = LabelSelector::parse(&text) {
         for object in objects(&text) {
             let expected = one_by_one(&text, &object);

@@ -170,8 +170,12 @@ pub fn pages(input: &[u8]) {
     }
     let page = read;
     let remaining = (!page.continue_token.is_empty()).then_some(3);
-    let meta =
-        ListMeta { resource_version: page.resource_version, continue_token: page.continue_token.clone(), remaining };
+    let meta = ListMeta {
+        resource_version: page.resource_version,
+        continue_token: page.continue_token.clone(),
+        remaining,
+        shard: None,
+    };
     let list = envelope.with_list_kind(&page.kind).list(&meta);
     let mut lengths = ListItemLengths::default();
     page.items.iter().for_each(|item| lengths.add(item.body().len()));

@@ -15,6 +15,9 @@ use kubeapi::{
     SelectableFieldTable, Selector, UrlQuery, WatchStart,
 };
 
+/// A shard selector as a part of a query.
+pub(super) const SHARD: &str = "shardRange(object.metadata.uid,+'0x0000000000000000',+'0x8000000000000000')";
+
 /// A request, by default a GET without headers.
 #[derive(Debug, Clone)]
 pub(super) struct TestRequest {
@@ -248,5 +251,5 @@ pub(super) fn pods_view(namespace: &str, labels: &str, fields: &str) -> Collecti
     let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
     let labels = LabelSelector::parse(labels).expect("a label selector");
     let fields = FieldSelector::parse(fields).and_then(|parsed| parsed.compile(&table)).expect("a field selector");
-    CollectionView::new(namespace, Selector { labels, fields })
+    CollectionView::new(namespace, Selector { labels, fields, shard: None })
 }

@@ -1,6 +1,6 @@
 //! Forwarded requests, with every reason that the request alone can cause.
 
-use super::fixture::{TestRequest, get};
+use super::fixture::{SHARD, TestRequest, get};
 use crate::serve::route::ForwardReason;
 use crate::serve::{CacheCoverage, SensitiveKind};
 use kubeapi::{ContinueToken, ContinueVersion, ListPageSource, SELECTOR_BYTES_MAX};
@@ -156,14 +156,24 @@ fn unwatchable_resources_are_forwarded() {
     assert_reason(ForwardReason::NotWatchable, uris.map(get));
 }
 
+/// Upstream writes the error, or ignores the parameter (R-SHARD-1).
 #[test]
-fn shard_selector_is_forwarded() {
+fn shard_selector_that_is_not_understood_is_forwarded() {
     let uris = [
-        "/api/v1/pods?shardSelector=x&resourceVersion=0",
-        "/api/v1/pods?watch=1&shardSelector=x&resourceVersion=5",
-        "/api/v1/namespaces/a/pods/p?shardSelector=&resourceVersion=0",
+        "/api/v1/pods?shardSelector=x&resourceVersion=0".to_owned(),
+        "/api/v1/pods?watch=1&shardSelector=x&resourceVersion=5".to_owned(),
+        "/api/v1/pods?shardSelector=+&resourceVersion=0".to_owned(),
+        format!("/api/v1/pods?shardSelector=({SHARD})&resourceVersion=0"),
     ];
-    assert_reason(ForwardReason::UnsupportedParameter, uris.map(get));
+    assert_reason(ForwardReason::Invalid, uris.map(get));
+}
+
+/// The rows of such a list come from upstream, which may ignore the parameter.
+#[test]
+fn table_list_of_a_shard_is_forwarded() {
+    let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
+    let list = || get(format!("/api/v1/pods?shardSelector={SHARD}")).accept(table);
+    assert_reason(ForwardReason::Table, [list(), list().filtered()]);
 }
 
 /// Only upstream can decide whether a caller may impersonate a user.
@@ -202,7 +212,7 @@ fn selector_on_unknown_field_is_forwarded() {
 #[test]
 fn selector_above_size_limit_is_forwarded() {
     let text = |bytes| "a".repeat(bytes);
-    for parameter in ["labelSelector=", "watch=1&labelSelector=", "fieldSelector=metadata.name%3D"] {
+    for parameter in ["labelSelector=", "watch=1&labelSelector=", "fieldSelector=metadata.name%3D", "shardSelector="] {
         let uri = |bytes: usize| format!("/api/v1/pods?resourceVersion=0&{parameter}{}", text(bytes));
         assert_reason(ForwardReason::ExpensiveSelector, [get(uri(SELECTOR_BYTES_MAX + 1))]);
     }
@@ -296,7 +306,7 @@ fn first_forward_reason_in_check_order_is_reported() {
         (get("/api/v1/namespaces/a/foos/f/log"), ForwardReason::Subresource),
         (get("/api/v1/componentstatuses?shardSelector=x"), ForwardReason::NotWatchable),
         (get("/api/v1/namespaces/a/nodes?shardSelector=x"), ForwardReason::AmbiguousUrl),
-        (get("/api/v1/pods?shardSelector=x").accept("text/plain"), ForwardReason::UnsupportedParameter),
+        (get("/api/v1/pods?shardSelector=x").accept("text/plain"), ForwardReason::NotAcceptable),
         (get("/api/v1/namespaces/a/pods/p").accept("application/yaml"), ForwardReason::Representation),
     ] {
         assert_eq!(request.reason(), reason, "{request:?}");

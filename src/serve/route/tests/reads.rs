@@ -1,7 +1,7 @@
 //! GET and LIST requests that are answered from the cache: the object or collection, its version and its extent
 //! (R-GET-1, R-LIST-1).
 
-use super::fixture::{assert_routes, get, pods_view};
+use super::fixture::{SHARD, assert_routes, get, pods_view};
 use crate::serve::route::ReadRoute;
 use kubeapi::{ContinueToken, ContinueVersion, ListPageSource, ObjectKey, ResourceVersion};
 
@@ -42,6 +42,7 @@ fn get_ignores_list_parameters() {
         ("/api/v1/namespaces/a/pods/p?resourceVersion=0&continue=x&sendInitialEvents=1", "get json a/p any"),
         ("/api/v1/namespaces/a/pods/p?resourceVersion=0&export=0", "get json a/p any"),
         ("/api/v1/namespaces/a/pods/p?resourceVersion=0&resourceVersion=9", "get json a/p any"),
+        ("/api/v1/namespaces/a/pods/p?resourceVersion=0&shardSelector=x", "get json a/p any"),
     ]);
 }
 
@@ -140,6 +141,20 @@ fn view_combines_path_namespace_and_selectors() {
         ),
     ] {
         assert_eq!(get(uri).view(), expected, "{uri}");
+    }
+}
+
+#[test]
+fn shard_is_a_part_of_the_selector() {
+    for (uri, selected) in [
+        (format!("/api/v1/pods?shardSelector={SHARD}&labelSelector=app"), true),
+        (format!("/api/v1/pods?shardSelector={SHARD}&shardSelector=x&watch=1&resourceVersion=5"), true),
+        (format!("/api/v1/watch/pods?shardSelector={SHARD}"), true),
+        ("/api/v1/pods?shardSelector=".to_owned(), false),
+        (format!("/api/v1/pods?shardselector={SHARD}"), false),
+    ] {
+        let shard = get(&uri).view().selector().shard.as_ref().map(ToString::to_string);
+        assert_eq!(shard, selected.then(|| SHARD.replace('+', " ")), "{uri}");
     }
 }
 
