@@ -154,8 +154,13 @@ pub async fn previous(name: &str) -> Option<(Bed<Box<Plane>>, PathBuf)> {
 /// A new control plane without background writes: after its start it renews no lease, compacts nothing and expires no
 /// event. Its resourceVersion changes only when a client writes.
 pub async fn quiet(name: &str) -> Option<Bed<Box<Plane>>> {
-    let gates = "--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false";
-    let flags = [gates, "--etcd-compaction-interval=0", "--event-ttl=10h"];
+    quiet_with(name, "").await
+}
+
+/// Like [`quiet`], with additional feature gates for the apiserver.
+pub async fn quiet_with(name: &str, gates: &str) -> Option<Bed<Box<Plane>>> {
+    let gates = format!("--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false,{gates}");
+    let flags = [gates.trim_end_matches(','), "--etcd-compaction-interval=0", "--event-ttl=10h"];
     let plane = Plane::start(binary()?, name, &flags).await;
     plane.until_quiet().await;
     Some(Bed { plane: Box::new(plane) })

@@ -39,7 +39,7 @@ const SHOWN_MAX: usize = 40;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_requests_get_the_same_responses_as_direct() {
     let (seeds, count) = (number("DIFFERENTIAL_SEEDS", 1), number("DIFFERENTIAL_REQUESTS", 1500));
-    let Some(bed) = bed::quiet("differential").await else { return };
+    let Some(bed) = bed::quiet_with("differential", "ShardedListAndWatch=true").await else { return };
     let seed =
         Seed::new("DIFFERENTIAL_SEED", |seed| format!("make differential SEED={seed} SEEDS={seeds} REQUESTS={count}"));
     // The proxy behaves like the apiserver here only with these settings, because every client of this port has the

@@ -109,6 +109,32 @@ const MALFORMED: [&str; 12] = [
     "metadata.name=a/b",
 ];
 
+const SHARD_FIELDS: [&str; 5] = [
+    "object.metadata.uid",
+    "object.metadata.namespace",
+    "object . metadata.uid",
+    "object.metadata.name",
+    "metadata.uid",
+];
+
+/// Replacements that make a shard selector malformed, or valid in a form that is rarely used.
+const MALFORMED_SHARDS: [(&str, &str); 14] = [
+    ("shardRange(", "(shardRange("),
+    ("shardRange", "range"),
+    ("shardRange", ".shardRange"),
+    ("'0x", "'0X"),
+    ("'0x", "r'0x"),
+    ("'0x", "\"0x"),
+    ("'0x", "0x"),
+    ("'0x0", "'0x"),
+    ("', '", "','0x1', '"),
+    ("||", "&&"),
+    ("||", "|| ||"),
+    (")", ") // all"),
+    (")", ")\u{a0}"),
+    ("0x", "\\x30x"),
+];
+
 impl Grammar<'_> {
     pub(super) fn selectors(&mut self, query: &mut Vec<Parameter>, resource: &Served) {
         if self.one_in(4) {
@@ -119,6 +145,37 @@ impl Grammar<'_> {
             let selector = self.fields(resource);
             query.push(Parameter::Value("fieldSelector", selector));
         }
+        if self.one_in(4) {
+            let selector = self.shards();
+            query.push(Parameter::Value("shardSelector", selector));
+        }
+    }
+
+    /// Ranges of hashes. Some bounds are near each other, so that a shard may be empty.
+    fn shards(&mut self) -> String {
+        let field = self.pick(&SHARD_FIELDS[..if self.careful { 2 } else { SHARD_FIELDS.len() }]);
+        let mut ranges = vec![self.shard_range(field)];
+        while self.one_in(3) {
+            let other = if self.careful || !self.one_in(8) { field } else { "object.metadata.namespace" };
+            ranges.push(self.shard_range(other));
+        }
+        let mut selector = ranges.join(self.pick(&["||", " || ", "\t||\n"]));
+        if !self.careful && self.one_in(4) {
+            let (from, to) = MALFORMED_SHARDS[self.random.usize(..MALFORMED_SHARDS.len())];
+            selector = selector.replacen(from, to, 1);
+        }
+        if !self.careful && self.one_in(20) {
+            selector.truncate(self.random.usize(..=selector.len()));
+        }
+        selector
+    }
+
+    fn shard_range(&mut self, field: &str) -> String {
+        let step = 1_u128 << 64 >> self.random.u32(..9);
+        let steps = (1_u128 << 64) / step;
+        let start = self.random.u128(..steps);
+        let end = self.random.u128(start + 1..=steps);
+        format!("shardRange({field}, '{:#018x}', '{:#018x}')", start * step, end * step)
     }
 
     fn labels(&mut self) -> String {
