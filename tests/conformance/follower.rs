@@ -18,6 +18,8 @@ const TRY_AGAIN: Duration = Duration::from_millis(50);
 pub struct Follower {
     http: Http,
     ledger: Arc<Ledger>,
+    /// The parameters of its selectors.
+    selectors: String,
     /// The last event, after which it resumes.
     before: Option<OperationId>,
     at: Arc<AtomicU64>,
@@ -35,8 +37,24 @@ pub struct Follower {
 impl Follower {
     pub fn new(target: Target, protocol: Protocol, ledger: &Arc<Ledger>, begun: &watch::Sender<usize>) -> Self {
         let (http, ledger, begun) = (Http::new(target, protocol), ledger.clone(), Some(begun.clone()));
-        let at = Arc::default();
-        Self { http, ledger, before: None, at, lists: 0, resumed: 0, expired: 0, passed: Vec::new(), begun, away: None }
+        Self {
+            http,
+            ledger,
+            selectors: String::new(),
+            before: None,
+            at: Arc::default(),
+            lists: 0,
+            resumed: 0,
+            expired: 0,
+            passed: Vec::new(),
+            begun,
+            away: None,
+        }
+    }
+
+    /// Makes the follower list and watch with these parameters.
+    pub fn selecting(self, selectors: String) -> Self {
+        Self { selectors, ..self }
     }
 
     /// Makes the follower disconnect after `events` events, and return `long` after the kill.
@@ -99,8 +117,8 @@ impl Follower {
 
     async fn list(&mut self) {
         let (op, answer) = loop {
-            let op = self.ledger.called(ReadVerb::List, "", None);
-            match self.http.try_get(self.ledger.path()).await {
+            let op = self.ledger.called(ReadVerb::List, &self.selectors, None);
+            match self.http.try_get(&format!("{}?{}", self.ledger.path(), self.selectors)).await {
                 Some(answer) if answer.status == 200 => break (op, answer),
                 _ => sleep(TRY_AGAIN).await,
             }
@@ -113,7 +131,7 @@ impl Follower {
     }
 
     async fn watch(&mut self) -> (OperationId, Watch) {
-        let query = format!("watch=1&allowWatchBookmarks=true&resourceVersion={}", self.at());
+        let query = format!("watch=1&allowWatchBookmarks=true&resourceVersion={}&{}", self.at(), self.selectors);
         loop {
             let op = self.ledger.called(ReadVerb::Watch, &query, self.before);
             match self.http.try_send(RequestSpec::get(&format!("{}?{query}", self.ledger.path()))).await {

@@ -36,6 +36,7 @@ mod refused_json;
 mod representations;
 mod rest;
 mod restarts;
+mod shards;
 mod siege;
 mod tree;
 mod trial;

@@ -72,6 +72,7 @@ mod rotation;
 mod scrapes;
 mod selectors;
 mod self_checks;
+mod shards;
 mod shares;
 #[allow(dead_code, reason = "the tests of nightly.rs use the rest of it")]
 mod shut;

@@ -72,7 +72,7 @@ impl ParsedRequest {
             (ReadVerb::Get, name) => (format!("{namespace}/{name}"), ObjectSelection::default()),
             (ReadVerb::List | ReadVerb::Watch, "") => {
                 let selection = ObjectSelection::parse(namespace, first("labelSelector"), first("fieldSelector"))?;
-                (String::new(), selection)
+                (String::new(), selection.of_shards(first("shardSelector"))?)
             }
             (ReadVerb::List | ReadVerb::Watch, _) => return None,
         };

@@ -1,4 +1,4 @@
-//! Parses the selection of a request, independently of the judged code: a namespace, labels and fields.
+//! Parses the selection of a request, independently of the judged code: a namespace, labels, fields and a shard.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,15 @@ pub(super) struct LabelsAndFields {
     pub(super) fields: BTreeMap<String, String>,
 }
 
-/// A namespace, or all, with requirements for labels and fields.
+/// A namespace, or all, with requirements for labels, fields and the shard.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct ObjectSelection {
     /// The selected namespace; empty for all namespaces and for cluster-wide resources.
     pub(super) namespace: String,
     labels: Vec<(String, LabelRequirement)>,
     fields: Vec<FieldRequirement>,
+    /// The ranges of hashes of KEP-5866, of which an object is in one; none if there is no shard selector.
+    shards: Vec<ShardRange>,
 }
 
 /// A requirement of a selection for a label.
@@ -38,12 +40,27 @@ struct FieldRequirement {
     equal: bool,
 }
 
+/// A range of hashes of a value.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct ShardRange {
+    /// Whether the value is the namespace, otherwise the UID.
+    is_namespace: bool,
+    from: u128,
+    to: u128,
+}
+
 impl ObjectSelection {
     /// Parses selectors. Returns `None` if one is malformed, because such requests do not concern history.
     pub(super) fn parse(namespace: &str, labels: &str, fields: &str) -> Option<Self> {
         let labels = pieces(labels, true).into_iter().map(label).collect::<Option<_>>()?;
         let fields = pieces(fields, false).into_iter().map(field).collect::<Option<_>>()?;
-        Some(Self { namespace: namespace.to_owned(), labels, fields })
+        Some(Self { namespace: namespace.to_owned(), labels, fields, shards: Vec::new() })
+    }
+
+    /// Adds a shard selector. Returns `None` if it is malformed.
+    pub(super) fn of_shards(self, text: &str) -> Option<Self> {
+        let ranges = text.split("||").filter(|_| !text.is_empty()).map(shard_range);
+        Some(Self { shards: ranges.collect::<Option<_>>()?, ..self })
     }
 
     /// Whether the selection is of one object, by its namespace and name.
@@ -52,12 +69,12 @@ impl ObjectSelection {
         names && !self.namespace.is_empty()
     }
 
-    /// Whether the selection has a label or field selector.
+    /// Whether the selection has a selector.
     pub(super) fn is_selective(&self) -> bool {
-        !self.labels.is_empty() || !self.fields.is_empty()
+        !self.labels.is_empty() || !self.fields.is_empty() || !self.shards.is_empty()
     }
 
-    /// Whether an object's key matches the namespace and name.
+    /// Whether an object's key matches the namespace, the name and a shard of namespaces.
     pub(super) fn covers(&self, key: &str) -> bool {
         let (namespace, name) = key.split_once('/').unwrap_or(("", key));
         let fits = |term: &FieldRequirement| match term.field.as_str() {
@@ -65,16 +82,30 @@ impl ObjectSelection {
             "metadata.namespace" => (term.value == namespace) == term.equal,
             _ => true,
         };
-        (self.namespace.is_empty() || self.namespace == namespace) && self.fields.iter().all(fits)
+        (self.namespace.is_empty() || self.namespace == namespace)
+            && self.fields.iter().all(fits)
+            && self.is_in_shard(true, namespace)
     }
 
-    /// Whether labels and fields match, except name and namespace.
+    /// Whether labels, fields and a shard of UIDs match, except name and namespace.
     pub(super) fn admits(&self, object: &LabelsAndFields) -> bool {
         let fits = |term: &FieldRequirement| {
             let found = object.fields.get(&term.field).map_or("", String::as_str);
             term.is_of_key() || (found == term.value) == term.equal
         };
-        self.labels.iter().all(|(key, test)| test.holds(object.labels.get(key))) && self.fields.iter().all(fits)
+        self.labels.iter().all(|(key, test)| test.holds(object.labels.get(key)))
+            && self.fields.iter().all(fits)
+            && self.is_in_shard(false, object.fields.get("metadata.uid").map_or("", String::as_str))
+    }
+
+    /// Whether there are no shards of a value, or one of them has it.
+    fn is_in_shard(&self, is_namespace: bool, value: &str) -> bool {
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        for byte in value.as_bytes() {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+        let mut ranges = self.shards.iter().filter(|range| range.is_namespace == is_namespace).peekable();
+        ranges.peek().is_none() || ranges.any(|range| range.from <= hash.into() && u128::from(hash) < range.to)
     }
 }
 
@@ -152,6 +183,18 @@ fn label(piece: &str) -> Option<(String, LabelRequirement)> {
     named(piece, LabelRequirement::Present)
 }
 
+fn shard_range(piece: &str) -> Option<ShardRange> {
+    let arguments = piece.trim().strip_prefix("shardRange(")?.strip_suffix(')')?;
+    let [field, from, to] = arguments.split(',').map(str::trim).collect::<Vec<_>>()[..] else { return None };
+    let bound = |text: &str| u128::from_str_radix(text.strip_prefix("'0x")?.strip_suffix('\'')?, 16).ok();
+    let is_namespace = match field {
+        "object.metadata.uid" => false,
+        "object.metadata.namespace" => true,
+        _ => return None,
+    };
+    Some(ShardRange { is_namespace, from: bound(from)?, to: bound(to)? })
+}
+
 fn field(piece: &str) -> Option<FieldRequirement> {
     let at = piece.find('=')?;
     let (field, equal) = match piece[..at].strip_suffix('!') {
@@ -202,6 +245,26 @@ mod tests {
         assert!(covers("", "", "a/x") && covers("a", "", "a/x") && !covers("a", "", "a-b/x") && !covers("a", "", "x"));
         assert!(covers("", "metadata.name=x", "a/x") && !covers("", "metadata.name=x", "a/xy"));
         assert!(covers("", "metadata.namespace!=b", "a/x") && !covers("", "metadata.namespace=b", "a/x"));
+    }
+
+    #[test]
+    fn shard_has_the_hashes_of_its_ranges() {
+        let half =
+            |field: &str| format!("shardRange(object.metadata.{field}, '0x8000000000000000', '0x10000000000000000')");
+        let low = "shardRange(object.metadata.uid, '0x0000000000000000', '0x0000000000000001')";
+        let selection = |text: &str| ObjectSelection::parse("", "", "").unwrap().of_shards(text);
+        // The hash of `foobar` is 0x85944171f73967e8, that of `g` 0xaf63da4c8601e926, that of `world` 0x4f59ff5e730c8af3.
+        for (uid, is_high) in [("foobar", true), ("g", true), ("world", false)] {
+            let object = object(&[], &[("metadata.uid", uid)]);
+            for text in [half("uid"), format!("{low} || {}", half("uid"))] {
+                assert_eq!(selection(&text).unwrap().admits(&object), is_high, "{uid} {text}");
+                assert!(selection(&text).unwrap().covers("world/p"), "{uid}");
+            }
+            assert_eq!(selection(&half("namespace")).unwrap().covers(&format!("{uid}/p")), is_high, "{uid}");
+            assert!(selection(&half("namespace")).unwrap().admits(&object), "{uid}");
+        }
+        assert!(!selection("").unwrap().is_selective() && selection(low).unwrap().is_selective());
+        assert_eq!(selection("shardRange(object.metadata.name, '0x0', '0x1')"), None);
     }
 
     #[test]

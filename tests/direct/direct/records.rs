@@ -9,8 +9,8 @@ use verify::{
     RecordedEventType, RecordedItem, RecordedStatus, RunHistory,
 };
 
-/// Fields that tests select by, besides name and namespace.
-const FIELDS: [&str; 4] = ["spec.nodeName", "spec.restartPolicy", "status.phase", "status.podIP"];
+/// Fields that tests select by, besides name and namespace. Shards select by the UID.
+const FIELDS: [&str; 5] = ["metadata.uid", "spec.nodeName", "spec.restartPolicy", "status.phase", "status.podIP"];
 
 /// Fails with the names of the promises if these records break one, or if one of those given was not judged.
 #[track_caller]
