@@ -2,16 +2,19 @@
 
 use std::cell::OnceCell;
 use std::hint::black_box;
-use std::task::Waker;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Wake, Waker};
 use std::time::Duration;
 
+use bytes::Bytes;
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kube_fanout::cache::{
     CacheConfig, CacheReader, CacheWriter, CollectionView, FeedCursor, FeedSnapshot, MemoryBudget, ObjectChange,
     PullResult, SnapshotPins, WatchStartPosition,
 };
 use kube_fanout::wire::{FeedEncoding, ObjectRenderer, Representation};
-use kubeapi::{MetaApiVersion, ResourceVersion};
+use kubeapi::{MetaApiVersion, ResourceVersion, Selector, ShardSelector};
 use pods::{MINOR, Pods, view};
 
 #[allow(dead_code, reason = "each file uses a part of it")]
@@ -113,7 +116,8 @@ fn append(c: &mut Criterion) {
     group.finish();
 }
 
-/// One change and its delivery to every watch, per delivery: a reference count and a look at the ring, without a copy.
+/// One change and its delivery to every watch, or to those of one shard, for each open watch: a reference count and a
+/// look at the ring, without a copy.
 fn fan_out(c: &mut Criterion) {
     let mut group = c.benchmark_group("fan out");
     for watches in [1_usize, 100, 1_000] {
@@ -136,7 +140,58 @@ fn fan_out(c: &mut Criterion) {
             b.iter_batched(|| changes.next(), deliver, BATCH);
         });
     }
+    let (mut made, mut batch) = (None, Vec::new());
+    group.throughput(Throughput::Elements(1_000));
+    group.bench_function(BenchmarkId::new("watches in ten shards", 1_000), |b| {
+        let (Bench { writer, changes, .. }, shards) = made.get_or_insert_with(|| {
+            let mut bench = Bench::new();
+            bench.change(2 * EVENTS);
+            let mut shards: Vec<_> = (0..10).map(|n| Shard::open(&bench, n)).collect();
+            shards.iter_mut().for_each(|shard| shard.pull(&mut Vec::new()));
+            (bench, shards)
+        });
+        let deliver = |change| {
+            writer.apply([change]).expect("in order");
+            for shard in shards.iter_mut().filter(|shard| shard.woken.0.swap(false, Ordering::Relaxed)) {
+                shard.pull(&mut batch);
+            }
+        };
+        b.iter_batched(|| changes.next(), deliver, BATCH);
+    });
     group.finish();
+}
+
+/// A hundred watches of the namespaces in a tenth of the hashes. They are pulled if one of them was woken.
+struct Shard {
+    cursors: Vec<FeedCursor>,
+    woken: Arc<Woken>,
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Shard {
+    fn open(bench: &Bench, n: u128) -> Self {
+        let [start, end] = [n, n + 1].map(|n| (n << 64) / 10);
+        let text = format!("shardRange(object.metadata.namespace, '{start:#018x}', '{end:#018x}')");
+        let shard = ShardSelector::parse(&text).map(Box::new);
+        let view = CollectionView::new(None, Selector { shard, ..Selector::everything() });
+        Self { cursors: (0..100).map(|_| bench.open(view.clone())).collect(), woken: Arc::default() }
+    }
+
+    fn pull(&mut self, batch: &mut Vec<Bytes>) {
+        let waker = Waker::from(self.woken.clone());
+        for cursor in &mut self.cursors {
+            batch.clear();
+            black_box(cursor.pull(usize::MAX, Some(&waker), batch));
+        }
+    }
 }
 
 /// Cost of a reader that is a whole ring behind and pulls everything at once. Visible events are passed on unchanged.
