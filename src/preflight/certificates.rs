@@ -101,7 +101,8 @@ pub async fn trust(
     hosts: &[String],
 ) -> Vec<CheckFinding> {
     // A verifier reports a wrong name only for a certificate that it trusts.
-    let issuer = match listener.shake(client, ServerName::try_from("any.invalid").expect("a name")).await {
+    let no_host = ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into());
+    let issuer = match listener.shake(client, no_host).await {
         Err(error) if !is_wrong_name(&error) => {
             CheckFinding::warning(AREA, format!("pods do not trust tls.certificate by their ca.crt: {error}"))
                 .with_remedy(

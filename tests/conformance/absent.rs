@@ -1,6 +1,7 @@
 //! What the clients of labelled pods notice while their node's proxy is killed, updated or not there yet, by the two
 //! ways to reach it: the Service, and a port of the node (docs/GUIDES.md, "Pods"). `make label` prints the figures.
 
+#[allow(dead_code, reason = "the tests of main.rs use the rest of it")]
 #[path = "in_cluster/pod.rs"]
 mod pod;
 #[path = "in_cluster/service.rs"]
@@ -23,8 +24,8 @@ use service::Service;
 const EVERY: Duration = Duration::from_millis(100);
 /// From the death of a container until kube-proxy stops to use it: the kubelet's notice, the `EndpointSlice`, the rules.
 const NOTICED: Duration = Duration::from_secs(2);
-/// Until the kubelet has started a container again.
-const RESTARTED: Duration = Duration::from_secs(5);
+/// From then until the kubelet has started the container again.
+const RESTARTED: Duration = Duration::from_secs(3);
 /// How long a proxy is missing when the node boots.
 const BOOT: Duration = Duration::from_secs(15);
 /// `preStop` of the manifests.
@@ -100,7 +101,7 @@ impl<'a> Site<'a> {
                 self.own.take().expect("it runs").kill();
                 sleep(NOTICED).await;
                 self.route();
-                sleep(RESTARTED - NOTICED).await;
+                sleep(RESTARTED).await;
                 self.own = Some(self.plan.clone().start(self.bed).await);
             }
             Outage::Absent => {

@@ -199,7 +199,7 @@ async fn create_service(direct: &Http) -> u64 {
 }
 
 /// Has the certificate signed, and starts the node's proxy behind the Service's address.
-async fn proxy<'a>(root: &Root<'a>, bed: &Plane, certify: &str) -> (Running, Service, String) {
+async fn proxy(root: &Root<'_>, bed: &Plane, certify: &str) -> (Running, Service, String) {
     let (direct, shell) = (bed.direct(), reader(bed));
     // A controller writes it in each namespace.
     let authority = std::fs::read_to_string(bed.ca()).expect("its authority");

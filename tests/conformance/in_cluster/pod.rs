@@ -2,6 +2,7 @@
 //! the files of its service account at their real path, which client libraries do not let programs change (R-CLIENT-7).
 
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::Command;
@@ -202,9 +203,12 @@ async fn kube_rs_program() {
     let services: Api<Service> = Api::namespaced(client, &namespace);
     let mut changes = pin!(watcher::watcher(services, watcher::Config::default()).default_backoff().applied_objects());
     while let Some(change) = changes.next().await {
-        match change {
-            Ok(service) => println!("received {} {}", now(), service.resource_version().expect("a version")),
-            Err(error) => eprintln!("{error}"),
-        }
+        let _ = match change {
+            Ok(service) => {
+                let version = service.resource_version().expect("a version");
+                writeln!(std::io::stdout(), "received {} {version}", now())
+            }
+            Err(error) => writeln!(std::io::stderr(), "{error}"),
+        };
     }
 }
