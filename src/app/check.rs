@@ -73,7 +73,8 @@ async fn findings(config: &ServeSettings, arguments: &CheckArguments) -> Vec<Che
         }
     };
     found.extend(of_client_certificate(&client));
-    if let Some((certificate, Ok(listener))) = listener(config.tls.as_ref())
+    if !arguments.client_host.is_empty()
+        && let Some((certificate, Ok(listener))) = listener(config.tls.as_ref())
         && let Some(verification) = client.server_verification()
     {
         found.extend(trust(&listener, certificate, &verification, &arguments.client_host).await);

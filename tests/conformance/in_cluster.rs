@@ -36,6 +36,8 @@ async fn agents(direct: &Http) {
     rbac::may(direct, json!({"user": account.user(), "resourceAttributes": attributes})).await;
     let path = format!("/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets");
     direct.create(&path, workload("DaemonSet", "agent", json!({}), json!({"serviceAccountName": "agent"}))).await;
+    let before = workload("Deployment", "before", json!({"labels": {LABEL: "node"}}), json!({}));
+    direct.create("/apis/apps/v1/namespaces/kube-system/deployments", before).await;
 }
 
 /// A workload whose pods have these fields besides those that they need.
@@ -126,6 +128,10 @@ async fn pods_are_changed_as_they_say(direct: &Http, host: &str) {
         (named(&stored) == "fanout-ca").then_some(())
     })
     .await;
+    let mut keeps = spec;
+    keeps["initContainers"][0]["env"] = json!([{"name": "KUBERNETES_SERVICE_HOST", "value": "own"}]);
+    let stored = pod_of(direct, json!({}), keeps, "?dryRun=All").await.value()["spec"].clone();
+    assert_eq!(named(&stored), "kube-root-ca.crt", "a container keeps another server");
     direct.patch(service, annotate(Value::Null)).await;
 }
 
@@ -165,7 +171,16 @@ async fn dependencies_are_refused(direct: &Http) {
         assert!(answer.status == 422 && answer.text().contains("label workloads"), "{name}: {}", answer.text());
     }
     let stored = pod_of(direct, label("node"), critical(), "?dryRun=All").await;
-    assert!(stored.status == 422 && stored.text().contains("may depend on this pod"), "{}", stored.text());
+    assert_eq!(stored.status, 201, "a controller's pod is left alone: {}", stored.text());
+    assert_eq!(stored.value()["spec"]["containers"][0]["env"], Value::Null);
+    for (patch, status) in [
+        (json!({"metadata": {"annotations": {"a": "b"}}}), 200),
+        (json!({"spec": {"template": {"metadata": {"labels": {LABEL: "central"}}}}}), 422),
+    ] {
+        let request = RequestSpec::get(&format!("{deployments}/before?dryRun=All"));
+        let request = request.with(Method::PATCH, "application/merge-patch+json", patch.to_string());
+        assert_eq!(direct.fetch(request).await.status, status, "stored before the policy: {patch}");
+    }
 }
 
 /// Starts the programs, and returns when each has received an object that is created now.
@@ -230,7 +245,7 @@ fn certificate_is_checked(root: &Root<'_>, host: &str) {
         command.arg("--config").arg(file("/etc/kube-fanout/config.yaml")).arg("--kubeconfig").arg(file("kubeconfig"));
         let output = command.args(["--node-name", "n1", "--client-host", other]).output().expect("it runs");
         let text = String::from_utf8_lossy(&output.stdout);
-        assert!(text.contains("pods trust tls.certificate by their ca.crt"), "{text}");
+        assert!(text.contains("as pods have it, trust tls.certificate"), "{text}");
         assert!(output.status.success() == outcome && text.contains(&expected), "{text}");
     }
 }
