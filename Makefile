@@ -212,6 +212,13 @@ long-outage: ## The apiserver away for SECONDS: who is answered, by tokens and r
 	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout RUST_LOG=info OUTAGE_SECONDS=$(SECONDS) \
 	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture long_outage::
 
+.PHONY: label
+label: ## Clients by their in-cluster configuration, of pods with the label, while the proxy is killed, updated, absent
+	@tests/kube/build.sh
+	$(CARGO) build --release $(LOCKED)
+	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout RUST_LOG=info \
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture absent::
+
 .PHONY: auth-costs
 auth-costs: ## CPU of a watch's opening and of a cached GET, by who decides (five minutes; release build)
 	@tests/kube/build.sh

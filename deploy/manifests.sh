@@ -43,6 +43,7 @@ done
 render impersonator components/certificate-holders/impersonator.yaml certificateHolders.enabled=true
 render metrics components/service-monitor/metrics.yaml serviceMonitor.enabled=true
 render scrape components/metrics-auth/scrape.yaml metrics.auth=delegated
+render use components/use/use.yaml use.enabled=true
 
 if [ "${1:-}" = check ]; then
   status=0

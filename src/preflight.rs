@@ -8,7 +8,7 @@ mod permissions;
 mod reviews;
 mod sizes;
 
-pub use certificates::{CertificateFile, certificates};
+pub use certificates::{CertificateFile, certificates, trust};
 pub use permissions::{PermissionNeeds, permissions};
 pub use reviews::{ReviewRates, ReviewSettings, ReviewedLoad, review_cost};
 pub use sizes::{cost, sizes};

@@ -1,6 +1,7 @@
 //! The `check` command: preflight checks of a configuration and its upstream.
 
 use std::fmt::Write as _;
+use std::path::Path;
 use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
@@ -9,10 +10,10 @@ use tokio::time::{Instant, timeout};
 use super::refusal_backoff;
 use crate::auth::{AuthMode, TokenIdentification, authorizer_chain};
 use crate::config::{CheckArguments, MemoryLimit, ServeSettings, TlsCertificateSource};
-use crate::net::{ClientCertificates, ListenerTls};
+use crate::net::{ClientCertificates, ListenerTls, TlsError};
 use crate::preflight::{
     CachedResource, CertificateFile, CheckFinding, CheckOutcome, PermissionNeeds, certificates, cost, identity,
-    permissions, review_cost, sizes,
+    permissions, review_cost, sizes, trust,
 };
 use crate::serve::{CacheCoverage, NotCoveredReason};
 use crate::upstream::{ResourceCatalog, UpstreamClient, UpstreamCostTotals, UpstreamEndpoints, UpstreamResource};
@@ -72,6 +73,12 @@ async fn findings(config: &ServeSettings, arguments: &CheckArguments) -> Vec<Che
         }
     };
     found.extend(of_client_certificate(&client));
+    if !arguments.client_host.is_empty()
+        && let Some((certificate, Ok(listener))) = listener(config.tls.as_ref())
+        && let Some(verification) = client.server_verification()
+    {
+        found.extend(trust(&listener, certificate, &verification, &arguments.client_host).await);
+    }
     let (identity_findings, is_usable) = identity(&client).await;
     found.extend(identity_findings);
     if !is_usable {
@@ -186,9 +193,9 @@ fn of_certificates(config: &ServeSettings) -> Vec<CheckFinding> {
     for (section, key_of_chain, source) in
         [("tls", "tls.certificate", &config.tls), ("metrics.tls", "metrics.tls.certificate", &config.metrics_tls)]
     {
-        let Some(TlsCertificateSource::Files { certificate, key }) = source else { continue };
+        let Some((certificate, listener)) = listener(source.as_ref()) else { continue };
         files.push(file(key_of_chain, certificate, true));
-        if let Err(error) = ListenerTls::from_files("certificate", certificate, key, ClientCertificates::Ignored) {
+        if let Err(error) = listener {
             found.push(CheckFinding::failed("certificates", format!("{section}: {error}")));
         }
     }
@@ -197,6 +204,12 @@ fn of_certificates(config: &ServeSettings) -> Vec<CheckFinding> {
     files.extend(keys.front_proxy_ca.as_ref().map(|path| file("delegated.frontProxyCA", path, false)));
     found.extend(certificates(&files, WallClock::default().now()));
     found
+}
+
+/// The certificate file of a listener, and the listener with it.
+fn listener(source: Option<&TlsCertificateSource>) -> Option<(&Path, Result<ListenerTls, TlsError>)> {
+    let Some(TlsCertificateSource::Files { certificate, key }) = source else { return None };
+    Some((certificate, ListenerTls::from_files("certificate", certificate, key, ClientCertificates::Ignored)))
 }
 
 fn output(findings: &[CheckFinding], arguments: &CheckArguments) -> CheckOutput {

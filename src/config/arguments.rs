@@ -96,6 +96,9 @@ pub struct CheckArguments {
     /// Number of clients per proxy, each with a token and a watch, to estimate the reviews for
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub agents: u64,
+    /// Name or address by which clients connect, such as the address of the Service; may be repeated
+    #[arg(long, value_name = "HOST")]
+    pub client_host: Vec<String>,
     /// Treat notes as failures
     #[arg(long)]
     pub strict: bool,

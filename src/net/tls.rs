@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 use rustls::server::NoServerSessionStorage;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{
@@ -79,6 +79,9 @@ pub const CHAIN_CERTIFICATES_MAX: usize = 5;
 /// The maximum number of bytes of a certificate chain, which is kept as long as its connection lives.
 const CHAIN_BYTES_MAX: usize = 32 << 10;
 
+/// The buffer of a handshake in memory.
+const HANDSHAKE_BYTES: usize = 16 << 10;
+
 impl ListenerTls {
     /// Reads a certificate chain and its key from PEM files. [`watch`](Self::watch) reloads them. `what` names them
     /// in logs and metrics.
@@ -122,6 +125,17 @@ impl ListenerTls {
     /// Reloads the files whenever they change. Call it once.
     pub async fn watch(self, every: Duration) {
         self.config.watch(every).await;
+    }
+
+    /// Makes a handshake in memory, as a client with these settings that connects to this name or address.
+    ///
+    /// # Errors
+    /// The client rejects the certificate.
+    pub async fn shake(&self, client: &rustls::ClientConfig, host: ServerName<'static>) -> std::io::Result<()> {
+        let (near, far) = tokio::io::duplex(HANDSHAKE_BYTES);
+        let connect = tokio_rustls::TlsConnector::from(Arc::new(client.clone())).connect(host, near);
+        let (connected, _) = tokio::join!(connect, self.acceptor().accept(far));
+        connected.map(drop)
     }
 
     pub(super) fn acceptor(&self) -> TlsAcceptor {

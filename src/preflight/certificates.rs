@@ -1,11 +1,12 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 use super::CheckFinding;
+use crate::net::ListenerTls;
 
 /// A file with certificates to check.
 #[derive(Debug, Clone)]
@@ -91,10 +92,85 @@ fn names(named: &str, certificate: &X509Certificate<'_>) -> CheckFinding {
     CheckFinding::ok(AREA, format!("{named}: valid for {}", names.join(", ")))
 }
 
+/// Reports whether clients with upstream's CA, as pods have it, accept the listener's certificate, which is in this
+/// file, and whether it is valid for these hosts.
+pub async fn trust(
+    listener: &ListenerTls,
+    certificate: &Path,
+    client: &rustls::ClientConfig,
+    hosts: &[String],
+) -> Vec<CheckFinding> {
+    // A verifier reports a wrong name only for a certificate that it trusts.
+    let no_host = ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into());
+    let issuer = match listener.shake(client, no_host).await {
+        Err(error) if !is_wrong_name(&error) => {
+            CheckFinding::warning(AREA, format!("clients with upstream's CA, as pods have it, do not trust tls.certificate: {error}"))
+                .with_remedy(
+                    "have the cluster's authority sign it (deploy/certificate.sh), or give clients its CA \
+                     (docs/GUIDES.md, \"Pods\")",
+                )
+        }
+        _ => CheckFinding::ok(AREA, "clients with upstream's CA, as pods have it, trust tls.certificate"),
+    };
+    let valid_for = |host: &String| -> Result<(), String> {
+        let leaf = CertificateDer::from_pem_file(certificate).map_err(|error| error.to_string())?;
+        let leaf = webpki::EndEntityCert::try_from(&leaf).map_err(|error| error.to_string())?;
+        let name = ServerName::try_from(host.as_str()).map_err(|error| error.to_string())?;
+        leaf.verify_is_valid_for_subject_name(&name).map_err(|_| "not a subject alternative name".to_owned())
+    };
+    let of_host = |host| match valid_for(host) {
+        Ok(()) => CheckFinding::ok(AREA, format!("tls.certificate is valid for {host}")),
+        Err(why) => CheckFinding::failed(AREA, format!("tls.certificate is not valid for {host}: {why}"))
+            .with_remedy("issue a certificate for the hosts that clients connect to"),
+    };
+    std::iter::once(issuer).chain(hosts.iter().map(of_host)).collect()
+}
+
+fn is_wrong_name(error: &std::io::Error) -> bool {
+    use rustls::CertificateError::{NotValidForName, NotValidForNameContext};
+    let error = error.get_ref().and_then(|error| error.downcast_ref());
+    matches!(error, Some(rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. })))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::preflight::CheckOutcome;
+
+    #[tokio::test]
+    async fn trust_depends_on_issuer_and_host() {
+        let authority = |name: &str| {
+            let mut params = rcgen::CertificateParams::new(Vec::new()).expect("no names");
+            params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+            params.distinguished_name.push(rcgen::DnType::CommonName, name);
+            let key = rcgen::KeyPair::generate().expect("a key");
+            let certificate = params.self_signed(&key).expect("a certificate");
+            (rcgen::Issuer::new(params, key), certificate)
+        };
+        let folder = std::env::temp_dir().join(format!("kube-fanout-trust-{}", fastrand::u64(..)));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let ((issuer, own), (_, other)) = (authority("own"), authority("other"));
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let names = vec!["fanout.example".to_owned(), "10.0.0.7".to_owned()];
+        let leaf =
+            rcgen::CertificateParams::new(names).expect("names").signed_by(&key, &issuer).expect("a certificate");
+        // One file with both, as the kubelet writes it.
+        let file = folder.join("current.pem");
+        std::fs::write(&file, format!("{}{}", leaf.pem(), key.serialize_pem())).expect("a file");
+        let listener = ListenerTls::from_files("certificate", &file, &file, crate::net::ClientCertificates::Ignored);
+        let listener = listener.expect("a pair");
+        let hosts = ["10.0.0.7", "fanout.example", "10.0.0.8", "other.example", "not a host"].map(str::to_owned);
+        for (authority, issued) in [(&own, CheckOutcome::Ok), (&other, CheckOutcome::Warning)] {
+            let mut roots = rustls::RootCertStore::empty();
+            roots.add(authority.der().clone()).expect("an authority");
+            let client = rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+            let found = trust(&listener, &file, &client, &hosts).await;
+            let found: Vec<_> = found.into_iter().map(|finding| finding.outcome).collect();
+            let (ok, failed) = (CheckOutcome::Ok, CheckOutcome::Failed);
+            assert_eq!(found, [issued, ok, ok, failed, failed, failed]);
+        }
+        std::fs::remove_dir_all(&folder).expect("it is ours");
+    }
 
     #[test]
     fn invalid_certificate_is_reported_with_the_reason() {

@@ -177,6 +177,13 @@ impl UpstreamClient {
         self.shared.transports.current().credentials.client_certificate
     }
 
+    /// Returns the TLS settings that verify upstream's servers, without a client certificate; `None` without TLS.
+    pub fn server_verification(&self) -> Option<rustls::ClientConfig> {
+        let transport = self.shared.transports.current();
+        let is_tls = transport.credentials.base.scheme_str() == Some("https");
+        is_tls.then(|| transport.credentials.without_identity().tls)
+    }
+
     /// Returns the identifier of this process, by which it recognizes its own requests.
     pub fn instance(&self) -> &str {
         &self.shared.instance

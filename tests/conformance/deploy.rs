@@ -253,7 +253,7 @@ async fn manifests_apply_and_node_proxy_runs_with_their_rbac() {
     let direct = bed.direct();
     // Without its namespace, a namespaced object is refused even in a dry run.
     apply(&direct, &rendered(&bed, "namespace"), "").await;
-    let folders = ["example", "zone", "node"].map(|folder| rendered(&bed, folder));
+    let folders = ["example", "zone", "example-node"].map(|folder| rendered(&bed, folder));
     let files = ["static-pod.yaml", "manifests/sidecar.yaml"].map(manifest);
     let objects: Vec<Value> = folders.into_iter().chain(files).flatten().collect();
     let tried = apply(&direct, &objects, "&dryRun=All").await;

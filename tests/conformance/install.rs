@@ -2,7 +2,7 @@
 //! plane. They run verbatim, except where a test says otherwise. The containers of the manifests run with their own
 //! arguments.
 
-mod container;
+pub mod container;
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ async fn template(direct: &Http, workload: &str) -> (Value, Value) {
 }
 
 /// Runs a proxy from the template of a workload.
-async fn run(root: &Root<'_>, direct: &Http, workload: &str, kubeconfig: Option<&PathBuf>) -> Running {
+pub async fn run(root: &Root<'_>, direct: &Http, workload: &str, kubeconfig: Option<&PathBuf>) -> Running {
     let (pod, container) = template(direct, workload).await;
     let own = root.account(NAMESPACE, pod["serviceAccountName"].as_str().expect("an account")).await;
     root.mount(NAMESPACE, &pod, &container).await;
@@ -241,8 +241,9 @@ async fn helm_chart_installs_and_its_proxy_runs() {
 async fn install_guide_chains_node_proxies_to_zone_proxies() {
     let Some(bed) = bed::own("install-nodes").await.filter(|_| has(&["openssl"])) else { return };
     let (shell, direct) = (reader(&bed), bed.direct());
-    let [nodes, zones, behind, self_signed] =
-        blocks("docs/INSTALL.md", "install_guide_chains_node_proxies_to_zone_proxies");
+    let [nodes, zones, self_signed] = blocks("docs/INSTALL.md", "install_guide_chains_node_proxies_to_zone_proxies");
+    let [pointing] = blocks("docs/GUIDES.md", "install_guide_chains_node_proxies_to_zone_proxies");
+    let behind = with(&pointing, &[("kube-fanout.kube-fanout", "kube-fanout-zone.kube-fanout")]);
     let pair_for = |service: &str| {
         let name = format!("DNS:{service}.{NAMESPACE}.svc");
         shell.run(&with(&self_signed, &[("DNS:kube-fanout.kube-fanout.svc", &name)]));
@@ -269,8 +270,9 @@ async fn install_guide_chains_node_proxies_to_zone_proxies() {
     assert!(zone.sum("kube_fanout_watches_open").await > 0, "which the zone fills");
 }
 
-/// Starts a signer of approved requests: kube-controller-manager itself, if `make cluster` has built it.
-async fn signer(bed: &Bed, name: &str) -> Option<Process> {
+/// Starts a signer of approved requests: kube-controller-manager itself, if `make cluster` has built it. Otherwise signs
+/// the one whose name begins with `name`, for this usage.
+pub async fn signer(bed: &Plane, name: &str, usage: &str) -> Option<Process> {
     if let Some(binary) = std::env::var_os("KUBE_CLUSTER") {
         let mut command = Command::new(binary);
         command.args(["controllers", "--controllers=certificatesigningrequest-signing-controller", "--secure-port=0"]);
@@ -281,12 +283,15 @@ async fn signer(bed: &Bed, name: &str) -> Option<Process> {
         return Some(Process::start("kube-controller-manager", command.stdout(log()).stderr(log())));
     }
     log_line("signed as kube-controller-manager would, which is not here");
-    let path = format!("/apis/certificates.k8s.io/v1/certificatesigningrequests/{name}");
+    let path = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
     let (direct, shell) = (bed.direct(), Shell::new(bed.file("signer")));
     let request = eventually("the request is approved", async || {
-        let object = direct.try_get(&path).await.filter(|answer| answer.status == 200)?.value();
-        let approved = object["status"]["conditions"].as_array()?.iter().any(|of| of["type"] == "Approved");
-        approved.then_some(object)
+        let approved = |object: &&Value| {
+            let conditions = object["status"]["conditions"].as_array();
+            conditions.is_some_and(|conditions| conditions.iter().any(|of| of["type"] == "Approved"))
+                && object["metadata"]["name"].as_str().is_some_and(|of| of.starts_with(name))
+        };
+        direct.json(path).await["items"].as_array()?.iter().find(approved).cloned()
     })
     .await;
     // Signing is delayed, so a client that does not wait has no certificate.
@@ -295,13 +300,14 @@ async fn signer(bed: &Bed, name: &str) -> Option<Process> {
     let [authority, key] = ["ca.crt", "ca.key"].map(|file| bed.dir.join(file).display().to_string());
     let signed = shell.run(&format!(
         "echo '{}' | base64 -d > request
-        printf 'extendedKeyUsage=clientAuth' > extensions
-        openssl x509 -req -in request -CA '{authority}' -CAkey '{key}' -days 1 -extfile extensions -out client.crt \
-          2>errors
-        base64 -w0 client.crt",
+        printf 'extendedKeyUsage={usage}' > extensions
+        openssl x509 -req -in request -CA '{authority}' -CAkey '{key}' -days 1 -extfile extensions \
+          -copy_extensions copyall -out signed.crt 2>errors
+        base64 -w0 signed.crt",
         request["spec"]["request"].as_str().expect("base64")
     ));
-    direct.patch(&format!("{path}/status"), json!({"status": {"certificate": signed}})).await;
+    let path = format!("{path}/{}/status", request["metadata"]["name"].as_str().expect("a name"));
+    direct.patch(&path, json!({"status": {"certificate": signed}})).await;
     None
 }
 
@@ -313,7 +319,7 @@ async fn install_guide_issues_node_certificate_and_proxies_node() {
     let [socket] = blocks("docs/FORMS.md", "install_guide_issues_node_certificate_and_proxies_node");
     let mut asking = shell.command(&request);
     let done = tokio::task::spawn_blocking(move || asking.output().expect("a shell"));
-    let _signer = signer(&bed, "kube-fanout-n1").await;
+    let _signer = signer(&bed, "kube-fanout-n1", "clientAuth").await;
     let done = done.await.expect("no panic");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     let files = ["crt", "key"].map(|end| shell.home.join(format!("client.{end}")));

@@ -31,6 +31,7 @@ mod goaways;
 mod guides;
 mod hostile;
 mod impersonation;
+mod in_cluster;
 mod informers;
 mod install;
 mod kubectl;

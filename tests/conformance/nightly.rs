@@ -12,6 +12,7 @@ mod ledger;
 #[path = "../direct/direct/records.rs"]
 mod records;
 
+mod absent;
 mod agents;
 mod agents_at_rest;
 mod auth_costs;

@@ -51,6 +51,27 @@ async fn rotated_serving_certificate_applies_to_new_connections() {
     assert_eq!(kept_client.get("/version").await.status, 200, "an open connection keeps its certificate");
 }
 
+/// The kubelet writes certificate and key into one file, and exchanges the link to it.
+#[tokio::test]
+async fn exchanged_link_to_certificate_with_key_applies_to_new_connections() {
+    let up = demo::upstream().run().await;
+    let (dir, old, new) = (Dir::new(), pair(), pair());
+    let link = dir.join("kubelet-server-current.pem");
+    let exchange = |name: &str, pair: &Pair| {
+        let file = dir.file(name, &format!("{}{}", pair.cert.pem(), pair.signing_key.serialize_pem()));
+        std::os::unix::fs::symlink(file, dir.join("next")).expect("a link");
+        std::fs::rename(dir.join("next"), &link).expect("a link");
+    };
+    exchange("kubelet-server-1.pem", &old);
+    let app = direct::app(&up).tls_from(link.clone(), link.clone()).run().await;
+    assert_eq!(app.get("/version").await.status, 200);
+    exchange("kubelet-server-2.pem", &new);
+    let authority = dir.file("new.crt", &new.cert.pem());
+    let trusting = app.over(Protocol::Http1).trusting(Some(Trust::in_file(&authority)));
+    let renewed = || async { trusting.request(Method::GET, "/version").try_send().await.is_ok() };
+    eventually("the new certificate is served", renewed).await;
+}
+
 /// A certificate that expired in 2021, and its key.
 fn install_expired(dir: &Dir, name: &str) -> [String; 2] {
     let key = rcgen::KeyPair::generate().expect("a key");

@@ -91,8 +91,9 @@ func (c *clientFlags) context() (context.Context, context.CancelFunc) {
 // restConfig is the client configuration, without client-side rate limits: the driver
 // is there to produce load.
 func (c *clientFlags) restConfig() (*rest.Config, error) {
-	if c.kubeconfig == "" {
-		return nil, usagef("--kubeconfig is required")
+	// As in any program with client-go, a pod needs none.
+	if c.kubeconfig == "" && os.Getenv("KUBERNETES_SERVICE_HOST") == "" {
+		return nil, usagef("--kubeconfig is required outside of a pod")
 	}
 	config, err := clientcmd.BuildConfigFromFlags(c.server, c.kubeconfig)
 	if err != nil {

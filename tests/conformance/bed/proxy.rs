@@ -83,6 +83,11 @@ impl Plan {
         Self { listen: free_address(), pair: Some(pair), ..self }
     }
 
+    /// The certificate of a lasting plan.
+    pub fn certificate(&self) -> Option<PathBuf> {
+        self.pair.as_ref().map(|(certificate, _)| certificate.clone())
+    }
+
     /// Uses this configuration file.
     pub fn config(self, yaml: &str) -> Self {
         Self { config: yaml.to_owned(), ..self }
