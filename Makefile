@@ -250,6 +250,15 @@ upgrade: ## From the previous Kubernetes minor: no state of the old release, no 
 	KUBE_TESTBED_PREVIOUS=$(CURDIR)/target/testbed/kube-testbed-$(PREVIOUS) \
 	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture --test-threads 1 upgrade::
 
+DEFINITIONS ?= 1000
+
+.PHONY: discovery
+discovery: ## What a client's start costs the apiserver beside DEFINITIONS, and how late a change is seen (release build)
+	@tests/kube/build.sh
+	$(CARGO) build --release $(LOCKED)
+	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout RUST_LOG=info DISCOVERY_DEFINITIONS=$(DEFINITIONS) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture --test-threads 1 discovery_costs::
+
 MINORS ?=
 
 .PHONY: matrix

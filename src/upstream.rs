@@ -31,8 +31,9 @@ pub use connector::InMemoryUpstream;
 pub use cost::{UpstreamCost, UpstreamCostTotals, UpstreamRequestCause};
 pub use credentials::{CredentialError, CredentialPluginRunner, CredentialSource, run_plugins_by};
 pub use discovery::{
-    ApiDefinition, ApiDefinitionKind, DiscoveryFailure, DocumentRefusalBackoff, PerApiDefinitionKind, ResourceCatalog,
-    ResourceOrigin, UpstreamResource,
+    AggregatedDiscoveryList, ApiDefinition, ApiDefinitionKind, DiscoveryFailure, DiscoveryKind, DiscoveryName,
+    DocumentRefusalBackoff, GroupDiscovery, PerApiDefinitionKind, ResourceCatalog, ResourceDiscovery, ResourceOrigin,
+    SubresourceDiscovery, UpstreamResource, VersionDiscovery,
 };
 pub use endpoints::{EndpointTimings, ServerUrl, ServerUrlError, UpstreamEndpoints, UpstreamEndpointsConfig};
 pub use error::{UnsendableRequest, UpstreamError};

@@ -18,8 +18,8 @@ BEGIN, END = "<!-- written by make matrix -->\n", "<!-- as far as here -->\n"
 # Tests that compare responses or streams with the apiserver's, byte for byte, and need only the test bed. Tests of load,
 # faults and time do not depend on the minor: make test runs them with the newest one.
 MODULES = [
-    "custom", "expired", "freshness", "gaps", "kubectl", "lists", "representations", "representations_hard", "rows",
-    "tables", "transactions", "watches", "websocket",
+    "custom", "discovery", "expired", "freshness", "gaps", "kubectl", "lists", "representations", "representations_hard",
+    "rows", "tables", "transactions", "watches", "websocket",
 ]
 BUILD_SECONDS = 3600
 RUN_SECONDS = 1800

@@ -32,7 +32,7 @@ base::labelled_enum! {
     /// The reason that a request is forwarded to upstream. Every variant is a metric label.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub(crate) enum ForwardReason {
-        /// The request is not for a resource: health, OpenAPI, and discovery that is not cached or not allowed.
+        /// The request is not for a resource: health, or discovery and OpenAPI that are not cached or not allowed.
         NonResource = "non_resource",
         /// The request is not a read.
         Verb = "verb",

@@ -341,18 +341,21 @@ impl UpstreamClient {
         Ok((encoding, self.read(response).await?))
     }
 
-    /// Requests a document of at most `bytes_max` bytes. Returns `None` if it still has the `ETag` in `headers`.
+    /// Requests a document of at most `bytes_max` bytes, as long as `goes_on` returns `Ok` for the bytes of memory that
+    /// it occupies so far. Returns `None` if it still has the `ETag` in `headers`.
     pub async fn document(
         &self,
         path: &str,
         headers: HeaderMap,
         bytes_max: usize,
+        goes_on: impl FnMut(usize) -> Result<(), UpstreamError>,
     ) -> Result<Option<CachedDocument>, UpstreamError> {
         let cause = UpstreamRequestCause::Discovery;
         match self.send_request(cause, ConnectionTarget::SHORT, path, headers, None).await {
             Ok(response) => {
                 let headers = response.headers().clone();
-                Ok(Some(CachedDocument { headers, body: self.read_at_most(response, bytes_max).await? }))
+                let body = read_whole(response.into_body(), bytes_max, goes_on).await?;
+                Ok(Some(CachedDocument { headers, body }))
             }
             Err(error) if error.code() == Some(304) => Ok(None),
             Err(error) => Err(error),

@@ -11,9 +11,11 @@ use parking_lot::{Mutex, RwLock};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 pub use self::definitions::{ApiDefinition, ApiDefinitionKind};
-use self::served_resources::{
-    AggregatedDiscoveryList, DiscoveryFindings, DiscoveryRoot, DiscoveryState, ServedResources,
+pub use self::served_resources::{
+    AggregatedDiscoveryList, DiscoveryKind, DiscoveryName, GroupDiscovery, ResourceDiscovery, SubresourceDiscovery,
+    VersionDiscovery,
 };
+use self::served_resources::{DiscoveryFindings, DiscoveryRoot, DiscoveryState, ServedResources, is_built_in};
 use super::{BODY_BYTES_MAX, CachedDocument, UpstreamClient, UpstreamError, UpstreamRequestCause};
 use crate::wire::FeedEncoding;
 use base::BackoffBounds;
@@ -261,11 +263,14 @@ impl ResourceCatalog {
         (from_feeds == [true; 2]).then(|| *self.shared.changed_at.lock())
     }
 
-    /// Whether upstream itself serves this group or group version, rather than a server behind it.
+    /// Whether upstream itself serves this group or group version, rather than a server behind it. In doubt it does only
+    /// for groups of its own.
     pub fn is_local_group(&self, group: &str, version: Option<&str>) -> bool {
         let state = self.shared.state.read();
-        let is_aggregated =
-            state.known.aggregated.as_ref().is_none_or(|aggregated| aggregated.iter().any(|(other, _)| other == group));
+        let is_aggregated = match &state.known.aggregated {
+            Some(aggregated) => aggregated.iter().any(|(other, _)| other == group),
+            None => !is_built_in(group),
+        };
         let has = |gvr: &Gvr| *gvr.group == *group && version.is_none_or(|version| *gvr.version == *version);
         !is_aggregated && state.served.resources.keys().any(has)
     }
@@ -314,7 +319,8 @@ impl ResourceCatalog {
         let etag = self.shared.state.read().known.roots[at].etag.clone();
         let is_known = etag.is_some();
         headers.extend(etag.map(|etag| (IF_NONE_MATCH, etag)));
-        let Some(CachedDocument { headers, body }) = self.client.document(root, headers, BODY_BYTES_MAX).await? else {
+        let document = self.client.document(root, headers, BODY_BYTES_MAX, |_| Ok(())).await?;
+        let Some(CachedDocument { headers, body }) = document else {
             // A 304 for an unconditional request must not count as an unchanged, empty document.
             return if is_known { Ok(None) } else { Err(UpstreamError::OtherDocument(root.to_owned())) };
         };

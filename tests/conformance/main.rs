@@ -21,6 +21,7 @@ mod custom_life;
 mod deploy;
 mod differential;
 mod discovery;
+mod discovery_costs;
 mod estimate;
 mod event_scenes;
 mod events;

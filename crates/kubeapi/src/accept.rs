@@ -271,6 +271,9 @@ macro_rules! aggregated {
     };
 }
 
+/// The Accept header for aggregated discovery.
+pub const AGGREGATED_DISCOVERY: &str = aggregated!("v2");
+
 /// The Accept headers that discovery clients send, in their normal form.
 const FORMS: [&str; 9] = [
     JSON,
@@ -315,6 +318,41 @@ pub fn discovery_accept(accept: Option<&str>) -> Option<&'static str> {
     }
     let known = known.join(",");
     FORMS.into_iter().find(|form| *form == known)
+}
+
+/// The versions of the OpenAPI documents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpenApiVersion {
+    V2,
+    V3,
+}
+
+/// Returns the media type in which the apiserver sends an OpenAPI document. `None` if it sends none, or if the header
+/// has a clause that only its handler understands.
+pub fn openapi_accept(accept: Option<&str>, version: OpenApiVersion) -> Option<&'static str> {
+    // The second spelling is deprecated.
+    let protobuf = match version {
+        OpenApiVersion::V2 => [
+            "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
+            "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
+        ],
+        OpenApiVersion::V3 => [
+            "application/com.github.proto-openapi.spec.v3.v1.0+protobuf",
+            "application/com.github.proto-openapi.spec.v3@v1.0+protobuf",
+        ],
+    };
+    for clause in clauses(accept.filter(|accept| !accept.is_empty()).unwrap_or(JSON)) {
+        if clause.main == "*" && clause.sub != "*" {
+            return None;
+        }
+        if clause.covers(JSON) {
+            return Some(JSON);
+        }
+        if protobuf.into_iter().any(|media| clause.names(media)) {
+            return Some(protobuf[0]);
+        }
+    }
+    None
 }
 
 /// The maximum length in bytes of an Accept header that is parsed. Clients, including browsers, send up to about 300.

@@ -33,8 +33,9 @@ mod user;
 mod version;
 
 pub use accept::{
-    MediaType, MetaApiVersion, NegotiatedMediaType, ObjectConversion, SupportedMediaTypes, accepts_kind,
-    check_accept_length, discovery_accept, drops_managed_fields, negotiate, prefers_cbor, pretty, router_accepts,
+    AGGREGATED_DISCOVERY, MediaType, MetaApiVersion, NegotiatedMediaType, ObjectConversion, OpenApiVersion,
+    SupportedMediaTypes, accepts_kind, check_accept_length, discovery_accept, drops_managed_fields, negotiate,
+    openapi_accept, prefers_cbor, pretty, router_accepts,
 };
 pub use access::{AccessAttributes, AccessTarget, ResourceAccessAttributes};
 pub use attributes::{SelectableAttributes, shard_hash};

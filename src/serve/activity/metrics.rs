@@ -153,7 +153,7 @@ pub(crate) fn forwarded(reason: ForwardReason) {
     counter!("kube_fanout_forwarded_total", "reason" => reason.as_str()).increment(1);
 }
 
-/// Counts a request for discovery or the version that the proxy answers.
+/// Counts a request for discovery, OpenAPI or the version that the proxy answers.
 pub(crate) fn served_discovery(kind: &'static str, source: &'static str) {
     counter!("kube_fanout_discovery_served_total", "kind" => kind, "source" => source).increment(1);
 }
@@ -200,7 +200,7 @@ pub fn describe() {
     describe_counter!("kube_fanout_forwarded_total", "requests forwarded to upstream, by reason");
     describe_counter!(
         "kube_fanout_discovery_served_total",
-        "requests for discovery and version that the proxy answered"
+        "requests for discovery, OpenAPI and version that the proxy answered"
     );
     describe_counter!(
         "kube_fanout_downstream_proxy_requests_total",

@@ -216,13 +216,13 @@ impl HttpFrontend {
     /// Answers a request that is not for a resource. If the cache cannot answer it or the caller may not send it, the
     /// request is forwarded.
     async fn document(&self, request: Box<ReadRequest>) -> Response<ResponseBody> {
-        if let Some(key) =
-            self.discovery.key(&request).filter(|_| self.shared.authorizer.may_read_cache(&request.caller))
+        if let Some(wanted) =
+            self.discovery.parse(&request).filter(|_| self.shared.authorizer.may_read_cache(&request.caller))
         {
             let response = pin!(async {
                 let grant = self.shared.authorizer.grant(&request.caller, &request.info).await.ok()?;
                 let hops = self.forwarding.hops_with_self(request.http.headers());
-                let mut response = self.discovery.respond(&request, &key, hops).await?;
+                let mut response = self.discovery.respond(&request, &wanted, hops).await?;
                 put_stale_rules(response.headers_mut(), grant.stale_rules());
                 response.extensions_mut().insert(AuditDecision::Allowed(grant.reason().clone()));
                 Some(response)

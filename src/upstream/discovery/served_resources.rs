@@ -195,7 +195,7 @@ impl DiscoveryState {
 }
 
 /// Whether kube-apiserver itself serves an API group.
-fn is_built_in(group: &str) -> bool {
+pub(super) fn is_built_in(group: &str) -> bool {
     BUILT_IN_GROUPS.contains(&group)
 }
 
@@ -209,46 +209,63 @@ pub(super) struct DiscoveredResource {
 }
 
 /// An `APIGroupDiscoveryList` of `apidiscovery.k8s.io/v2` (KEP-3352).
-#[derive(Deserialize)]
-pub(super) struct AggregatedDiscoveryList {
-    pub(super) kind: String,
+#[derive(Debug, Deserialize)]
+pub struct AggregatedDiscoveryList {
+    pub kind: String,
     #[serde(default)]
-    items: Vec<GroupDiscovery>,
+    pub items: Vec<GroupDiscovery>,
 }
 
-#[derive(Deserialize)]
-struct GroupDiscovery {
-    metadata: DiscoveryName,
+#[derive(Debug, Deserialize)]
+pub struct GroupDiscovery {
+    pub metadata: DiscoveryName,
     #[serde(default)]
-    versions: Vec<VersionDiscovery>,
+    pub versions: Vec<VersionDiscovery>,
 }
 
-#[derive(Deserialize)]
-struct DiscoveryName {
+#[derive(Debug, Deserialize)]
+pub struct DiscoveryName {
     #[serde(default)]
-    name: String,
+    pub name: String,
 }
 
-#[derive(Deserialize)]
-struct VersionDiscovery {
-    version: String,
+#[derive(Debug, Deserialize)]
+pub struct VersionDiscovery {
+    pub version: String,
     #[serde(default)]
-    resources: Vec<ResourceDiscovery>,
+    pub resources: Vec<ResourceDiscovery>,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ResourceDiscovery {
-    resource: String,
-    response_kind: Option<DiscoveryKind>,
-    scope: String,
+pub struct ResourceDiscovery {
+    pub resource: String,
+    pub response_kind: Option<DiscoveryKind>,
+    pub scope: String,
     #[serde(default)]
-    verbs: Vec<String>,
+    pub singular_resource: String,
+    /// `None` if the resource exists only as the parent of its subresources.
+    pub verbs: Option<Vec<String>>,
+    pub short_names: Option<Vec<String>>,
+    pub categories: Option<Vec<String>>,
+    #[serde(default)]
+    pub subresources: Vec<SubresourceDiscovery>,
 }
 
-#[derive(Deserialize)]
-struct DiscoveryKind {
-    kind: String,
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SubresourceDiscovery {
+    pub subresource: String,
+    pub response_kind: Option<DiscoveryKind>,
+    pub verbs: Option<Vec<String>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct DiscoveryKind {
+    pub group: String,
+    pub version: String,
+    pub kind: String,
 }
 
 impl AggregatedDiscoveryList {
@@ -257,7 +274,7 @@ impl AggregatedDiscoveryList {
         for group in self.items {
             for version in group.versions {
                 for entry in version.resources {
-                    let can = |needed: &str| entry.verbs.iter().any(|verb| verb == needed);
+                    let can = |needed: &str| entry.verbs.iter().flatten().any(|verb| verb == needed);
                     let discovered = DiscoveredResource {
                         watchable: can("list") && can("watch"),
                         kind: entry.response_kind.map_or_else(String::new, |kind| kind.kind),

@@ -299,3 +299,31 @@ fn discovery_accept_has_one_of_few_forms_or_none() {
         assert_eq!(discovery_accept(accept), expected, "{accept:?}");
     }
 }
+
+#[test]
+fn openapi_accept_is_the_media_type_of_the_answer() {
+    const V2: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+    const V3: &str = "application/com.github.proto-openapi.spec.v3.v1.0+protobuf";
+    const OLD: &str = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
+    let (json, quality) = (Some(JSON), format!("application/json;q=0.5,{OLD}"));
+    for (accept, v2, v3) in [
+        (None, json, json),
+        (Some(""), json, json),
+        (Some("*/*"), json, json),
+        (Some("application/*"), json, json),
+        (Some("text/html,application/json;q=0.1"), json, json),
+        (Some("application/json;x=1"), json, json),
+        (Some(V2), Some(V2), None),
+        (Some(OLD), Some(V2), None),
+        (Some(V3), None, Some(V3)),
+        (Some(&format!("{OLD},*/*")), Some(V2), json),
+        (Some(&format!("application/json,{OLD}")), json, json),
+        (Some(&quality), Some(V2), json),
+        (Some("*/json"), None, None),
+        (Some("text/html"), None, None),
+        (Some(","), None, None),
+    ] {
+        let ours = [OpenApiVersion::V2, OpenApiVersion::V3].map(|version| openapi_accept(accept, version));
+        assert_eq!(ours, [v2, v3], "{accept:?}");
+    }
+}
