@@ -43,6 +43,7 @@ impl HttpFrontend {
                 is_feed_request: request.is_feed_request(),
                 is_filtered: false,
                 is_reduced: request.is_reduced(&config.reduced),
+                has_settled_definitions: self.shared.catalog.is_settled(request.received, config.lag_max),
             };
             let resource = match self.resource(&request.caller, &input).await {
                 Ok(resource) => resource,

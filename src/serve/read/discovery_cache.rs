@@ -139,9 +139,7 @@ impl DiscoveryCache {
     /// Whether a copy is current, as far as changes are observed.
     fn is_current(&self, key: &DiscoveryDocumentKey, copy: &TimedResponse<Arc<CachedDocument>>) -> bool {
         let lag_max = self.shared.config.get().lag_max;
-        let is_settled =
-            self.shared.catalog.unchanged_since().is_some_and(|since| copy.requested_at >= since + lag_max);
-        is_settled
+        self.shared.catalog.is_settled(copy.requested_at, lag_max)
             && copy.requested_at.elapsed() <= CURRENT_MAX
             && (key.path != VERSION || self.matches_feeds(&copy.value))
     }
