@@ -8,6 +8,7 @@ use super::{HttpFrontend, UnauthenticatedRequest, self_review};
 use crate::auth::{Caller, GrantError, ReadPermission};
 use crate::listing::{LimitExceeded, ListPageRequest};
 use crate::serve::audit::AuditDecision;
+use crate::serve::forward::is_short_table;
 use crate::serve::peers::DownstreamReviewHandler;
 use crate::serve::read::{AuthorizedRead, NotServable, ReadRequest, has_visible_part};
 use crate::serve::response::{
@@ -77,7 +78,12 @@ impl HttpFrontend {
                     })
                     .await;
                 }
-                Err(reason) => return self.forward(request, reason).await,
+                Err(reason) => {
+                    let is_table =
+                        reason == ForwardReason::Table && is_short_table(Some(&request.info), &request.query);
+                    request.context.is_permitted = is_table && self.permits(&mut request, resource).await;
+                    return self.forward(request, reason).await;
+                }
                 Ok(_) if !self.shared.authorizer.may_read_cache(&request.caller) => {
                     return self.forward(request, ForwardReason::Anonymous).await;
                 }
@@ -187,6 +193,18 @@ impl HttpFrontend {
         let permission = granted?;
         request.context.is_filtered = permission.namespaces().is_some();
         Ok(permission)
+    }
+
+    /// Whether the caller may read everything that a request names. An error is a no: upstream decides then.
+    async fn permits(&self, request: &mut ReadRequest, resource: Option<&UpstreamResource>) -> bool {
+        let Some(resource) = resource.filter(|_| self.shared.authorizer.may_read_cache(&request.caller)) else {
+            return false;
+        };
+        let Ok(permission) = self.authorize(request, resource, false).await else { return false };
+        let info = &request.info;
+        let namespace = (resource.namespaced && !info.namespace.is_empty()).then_some(&*info.namespace);
+        let name = (!info.name.is_empty()).then_some(&*info.name);
+        permission.covers(&resource.gvr, resource.namespaced, namespace, name)
     }
 
     /// Awaits what a request needs before it gets a permit of its own.
