@@ -128,11 +128,14 @@ impl ForwardHandler {
         self.rewrite_headers(request.headers_mut(), &identity);
         if is_shareable && pool_kind == ForwardPoolKind::Short && !is_anonymous && request.body().is_end_stream() {
             let sender = if context.is_permitted { RequestIdentity::ProxyItself } else { identity.clone() };
-            let response = self.shared(&request, flow, sender, context, &permit).await?;
-            // The proxy's own rights may be narrower than the caller's.
-            let is_for_caller =
-                |response: &Response<_>| !context.is_permitted || response.status() != StatusCode::FORBIDDEN;
-            if let Some(response) = response.filter(is_for_caller) {
+            let shared = self.shared(&request, flow, sender, context, &permit).await;
+            // An error may concern the proxy's rights or limits, which are not the caller's.
+            let response = match shared {
+                Ok(response) => response.filter(|it| !context.is_permitted || it.status().is_success()),
+                Err(_) if context.is_permitted => None,
+                Err(status) => return Err(status),
+            };
+            if let Some(response) = response {
                 return Ok(response);
             }
         }

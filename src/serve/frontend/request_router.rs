@@ -17,7 +17,7 @@ use crate::serve::response::{
 use crate::serve::route::{ForwardReason, ReadRoute, ReadRouteInput, check_kind, route};
 use crate::upstream::{UpstreamResource, is_impersonation};
 use crate::wire::Representation;
-use kubeapi::{Gvr, Status, UrlQuery};
+use kubeapi::{Gvr, RequestVerb, Status, UrlQuery};
 
 /// The minimum interval between discovery refreshes caused by unknown resources.
 const REDISCOVER_EVERY: Duration = Duration::from_secs(2);
@@ -79,8 +79,9 @@ impl HttpFrontend {
                     .await;
                 }
                 Err(reason) => {
-                    let is_table =
-                        reason == ForwardReason::Table && is_short_table(Some(&request.info), &request.query);
+                    let is_table = reason == ForwardReason::Table
+                        && request.info.verb == RequestVerb::List
+                        && is_short_table(Some(&request.info), &request.query);
                     request.context.is_permitted = is_table && self.permits(&mut request, resource).await;
                     return self.forward(request, reason).await;
                 }
@@ -113,9 +114,21 @@ impl HttpFrontend {
                     Box::pin(self.forwarding.filtered_table(authorized, read)).await
                 }
                 ReadRoute::List(read) => {
+                    // Upstream would deny what it prints for a caller who may read only a part.
+                    let rows = match read.representation {
+                        Representation::Printed(include) if permission.namespaces().is_some() => {
+                            Some(ListPageRequest { representation: Representation::Table(include), ..read.clone() })
+                        }
+                        _ => None,
+                    };
                     let mut reading = Box::pin(self.reader.list(authorized, read));
                     let served = self.while_waiting(&request.caller, &request.query, reading.as_mut()).await;
-                    served.map_err(NotServable::from).flatten()
+                    match (served.map_err(NotServable::from).flatten(), rows) {
+                        (Err(NotServable::Forward(ForwardReason::NotDerivable)), Some(rows)) => {
+                            Box::pin(self.forwarding.filtered_table(authorized, rows)).await
+                        }
+                        (served, _) => served,
+                    }
                 }
                 ReadRoute::Watch(read) => Box::pin(self.watches.open(&mut request, permission, resource, read)).await,
             };
@@ -204,7 +217,8 @@ impl HttpFrontend {
         let info = &request.info;
         let namespace = (resource.namespaced && !info.namespace.is_empty()).then_some(&*info.namespace);
         let name = (!info.name.is_empty()).then_some(&*info.name);
-        permission.covers(&resource.gvr, resource.namespaced, namespace, name)
+        // Upstream may have revoked what stale rules allow.
+        permission.stale_rules().is_none() && permission.covers(&resource.gvr, resource.namespaced, namespace, name)
     }
 
     /// Awaits what a request needs before it gets a permit of its own.
