@@ -355,6 +355,12 @@ cluster: ## Controllers, scheduler, kubelets: through proxies as without? (NODES
 	  $(CARGO) test $(LOCKED) --test conformance --test conformance-nightly $(ARGS) -- \
 	  --nocapture --test-threads 1 cluster:: install::install_guide_issues_node_certificate
 
+.PHONY: printed
+printed: ## Tables of random custom resources, as kubectl and k9s request them: the same bytes? (KINDS=50 SEED=n)
+	@tests/kube/build.sh
+	$(SEED:%=PRINTED_SEED=%) PRINTED_KINDS=$(or $(KINDS),50) \
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture printed::
+
 .PHONY: imperfect
 imperfect: ## Two apiservers that lag, pause, come and go, and an etcd that forgets: promises kept? (SECONDS=60 SEED=n)
 	@tests/kube/build.sh

@@ -24,11 +24,13 @@
 //! `reflect` reads, `cache` holds [`ObjectRevision`]s and frames, and `serve` writes. This layer depends on none of
 //! them.
 
+mod age;
 mod bookmark;
 mod delta;
 mod derive;
 mod envelope;
 mod error;
+mod json_path;
 mod json_reader;
 mod list_frame;
 mod managed_fields;
@@ -40,6 +42,7 @@ mod renderer;
 mod representation;
 mod splitter;
 mod table;
+mod table_printer;
 #[cfg(test)]
 mod tests;
 
@@ -59,3 +62,4 @@ pub use renderer::ObjectRenderer;
 pub use representation::{FeedEncoding, IncludeObjectPolicy, JsonLayout, Representation, TABLE_ACCEPT};
 pub use splitter::FrameSplitter;
 pub use table::{TableColumns, TablePage, TablePageRow, same_rows, table_list};
+pub use table_printer::{PrinterColumn, TablePrinter};

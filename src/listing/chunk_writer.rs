@@ -96,6 +96,9 @@ impl ListChunkWriter {
 
     /// Returns a compressed piece of a list, if it is cached.
     pub(crate) fn deflated(&self, at: ChunkBatchPiece<'_>) -> Option<DeflatedChunk> {
+        if self.renderer.is_of_one_request() {
+            return None;
+        }
         self.reader.chunks().deflated(self.key_of_piece(at))
     }
 
@@ -113,6 +116,9 @@ impl ListChunkWriter {
             let before = at.previous.filter(|_| at.index == 0).map(|previous| self.tail(chunks, previous, window));
             Ok(deflate(&before.transpose()?.unwrap_or_default()))
         };
+        if self.renderer.is_of_one_request() {
+            return Poll::Ready(make());
+        }
         self.reader.chunks().poll_deflated(self.key_of_piece(at), cx, make)
     }
 

@@ -35,6 +35,8 @@ pub(crate) struct CollectionPage {
 pub(crate) struct PageChunks {
     snapshot: FeedSnapshot,
     shared: Arc<[ObjectChunk]>,
+    /// Whether the page is written at the time of its request, so that its bytes are not shared.
+    is_private: bool,
     parts: Vec<PageChunk>,
     lengths: ListItemLengths,
 }
@@ -83,6 +85,7 @@ pub(crate) async fn page(
     let whole = PageChunks::can_share(&read.view) && has_whole_chunks;
     let shared = if whole { snapshot.chunks().await } else { Arc::default() };
     let mut chunks = PageChunks::new(snapshot.clone(), shared);
+    chunks.is_private = matches!(read.representation, Representation::Printed(_));
     let mut more = if whole {
         chunks.put_chunks(permit, &read.view, namespaced, start.as_deref(), limit)
     } else {
@@ -122,7 +125,7 @@ impl CollectionPage {
 impl PageChunks {
     /// Creates an empty page. `shared` are the chunks of the snapshot, or empty if objects are selected one by one.
     pub(crate) fn new(snapshot: FeedSnapshot, shared: Arc<[ObjectChunk]>) -> Self {
-        Self { snapshot, shared, parts: Vec::new(), lengths: ListItemLengths::default() }
+        Self { snapshot, shared, is_private: false, parts: Vec::new(), lengths: ListItemLengths::default() }
     }
 
     /// Returns whether the objects of a view form whole chunks except at its edges.
@@ -239,7 +242,7 @@ impl PageChunks {
 
     /// Returns whether a chunk is shared by all lists.
     pub(crate) fn is_shared(&self, index: usize) -> bool {
-        matches!(self.parts[index], PageChunk::Shared(_))
+        !self.is_private && matches!(self.parts[index], PageChunk::Shared(_))
     }
 
     /// Groups chunks, so that short chunks at the ends of namespaces are compressed together, about

@@ -126,13 +126,18 @@ impl ForwardHandler {
             _ => false,
         };
         self.rewrite_headers(request.headers_mut(), &identity);
-        if is_shareable
-            && pool_kind == ForwardPoolKind::Short
-            && !is_anonymous
-            && request.body().is_end_stream()
-            && let Some(response) = self.shared(&request, flow, identity.clone(), context, &permit).await?
-        {
-            return Ok(response);
+        if is_shareable && pool_kind == ForwardPoolKind::Short && !is_anonymous && request.body().is_end_stream() {
+            let sender = if context.is_permitted { RequestIdentity::ProxyItself } else { identity.clone() };
+            let shared = self.shared(&request, flow, sender, context, &permit).await;
+            // An error may concern the proxy's rights or limits, which are not the caller's.
+            let response = match shared {
+                Ok(response) => response.filter(|it| !context.is_permitted || it.status().is_success()),
+                Err(_) if context.is_permitted => None,
+                Err(status) => return Err(status),
+            };
+            if let Some(response) = response {
+                return Ok(response);
+            }
         }
         let is_repeatable = request.method().is_safe();
         let is_broken = Arc::new(AtomicBool::new(false));
@@ -198,7 +203,12 @@ impl ForwardHandler {
             accept_encoding: encoding.map(str::to_owned),
             user_agent: context.user_agent.clone(),
         };
-        let (request_permit, headers) = (permit.clone(), request.headers().clone());
+        // Callers that share the proxy's response are each charged for it.
+        let (is_permitted, reader) = (context.is_permitted, flow.clone());
+        let (request_permit, mut headers) = (permit.clone(), request.headers().clone());
+        if is_permitted {
+            websocket::drop_bearer(&mut headers);
+        }
         let shared = self.shared.clone();
         let send = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
             let (shared, identity) = (shared.clone(), identity.clone());
@@ -211,12 +221,21 @@ impl ForwardHandler {
                 let mut response = CoalescedResponse::read(&shared.client, response, SHARED_BYTES_MAX).await?;
                 drop(request_permit);
                 response.headers.remove(CONTENT_LENGTH);
-                response.permit = Some(permit_for(&response.body, &shared.concurrency, flow.as_ref())?);
+                if !is_permitted {
+                    response.permit = Some(permit_for(&response.body, &shared.concurrency, flow.as_ref())?);
+                }
                 Ok(response)
             })
         };
         match self.coalesced.send(key, &self.shared.tasks, Arc::new(send)).await {
             Some(Ok(CoalescedResponse { status, headers, body, permit: bytes_permit })) => {
+                let bytes_permit = match bytes_permit {
+                    None => permit_for(&body, &self.shared.concurrency, reader.as_ref()).ok(),
+                    shared => shared,
+                };
+                if bytes_permit.is_none() {
+                    return Ok(None);
+                }
                 let whole =
                     BufferedResponseBody::from_bytes(body, bytes_permit.into_iter().chain([permit.clone()]).collect());
                 let mut response =
@@ -361,10 +380,11 @@ fn permit_for(
 }
 
 /// Whether a Table is short enough to be buffered and shared: a single row, or one page. kubectl requests pages of 500.
-fn is_short_table(info: Option<&RequestInfo>, query: &UrlQuery) -> bool {
+pub(crate) fn is_short_table(info: Option<&RequestInfo>, query: &UrlQuery) -> bool {
     let limit = query.first("limit").and_then(|limit| limit.parse::<usize>().ok());
     info.is_some_and(|info| info.verb == RequestVerb::Get)
-        || limit.is_some_and(|limit| (1..=SHARED_ROWS_MAX).contains(&limit))
+        || info.is_some_and(|info| info.verb == RequestVerb::List)
+            && limit.is_some_and(|limit| (1..=SHARED_ROWS_MAX).contains(&limit))
 }
 
 /// Returns the connection pool for a forwarded request.

@@ -133,6 +133,8 @@ pub(crate) struct ReadRouteInput<'a> {
     pub(crate) is_filtered: bool,
     /// Whether the configuration leaves `metadata.managedFields` out for the caller.
     pub(crate) is_reduced: bool,
+    /// Whether the known definitions of custom resources are those that upstream uses, so that Tables can be printed.
+    pub(crate) has_settled_definitions: bool,
 }
 
 /// Returns the route of a request and its resource. `resource` is the entry that discovery has for the request's group,
@@ -219,7 +221,8 @@ fn read(
     if matches!(choice, NegotiatedMediaType::NotAcceptable | NegotiatedMediaType::NotStreamable) {
         return Err(ForwardReason::NotAcceptable);
     }
-    let Some(representation) = representation(choice, &info.verb, query, input.is_filtered) else {
+    let is_printable = resource.printer.is_some() && input.has_settled_definitions && !input.is_feed_request;
+    let Some(representation) = representation(choice, &info.verb, query, (input.is_filtered, is_printable)) else {
         let table = matches!(
             choice,
             NegotiatedMediaType::Converted { target: ObjectConversion::Table, media: MediaType::Json, .. }
@@ -339,14 +342,14 @@ fn not_cached(
     }
 }
 
-/// Returns the representation of the response, if the proxy can write it. Tables are available for watches, because
-/// their cells are as old as the events, and for filtered lists, whose rows come from upstream. `PartialObjectMetadataList` applies to lists, and
-/// PartialObjectMetadata to single objects and watch events. Requests for other combinations are forwarded.
+/// Returns the representation of the response, if the proxy can write it. Tables are printed from the objects of custom
+/// resources. Upstream's rows are available for watches, because their cells are as old as the events, and for filtered
+/// lists. `PartialObjectMetadataList` applies to lists, and PartialObjectMetadata to single objects and watch events. Requests for other combinations are forwarded.
 fn representation(
     choice: NegotiatedMediaType,
     verb: &RequestVerb,
     query: &UrlQuery,
-    is_filtered: bool,
+    (is_filtered, is_printable): (bool, bool),
 ) -> Option<Representation> {
     let encoding = match choice.media()? {
         MediaType::Json => FeedEncoding::Json,
@@ -363,11 +366,14 @@ fn representation(
             NegotiatedMediaType::Converted { target: ObjectConversion::PartialObjectMetadata, version, .. },
             RequestVerb::Get | RequestVerb::Watch,
         ) => Some(Representation::Metadata(encoding, version)),
-        (
-            NegotiatedMediaType::Converted { target: ObjectConversion::Table, version: MetaApiVersion::V1, .. },
-            RequestVerb::Watch | RequestVerb::List,
-        ) if is_filtered || *verb == RequestVerb::Watch => {
-            IncludeObjectPolicy::parse(query.first("includeObject").unwrap_or_default()).map(Representation::Table)
+        (NegotiatedMediaType::Converted { target: ObjectConversion::Table, version: MetaApiVersion::V1, .. }, _) => {
+            let include = IncludeObjectPolicy::parse(query.first("includeObject").unwrap_or_default())?;
+            match verb {
+                RequestVerb::Get | RequestVerb::List if is_printable => Some(Representation::Printed(include)),
+                RequestVerb::List if is_filtered => Some(Representation::Table(include)),
+                RequestVerb::Watch => Some(Representation::Table(include)),
+                _ => None,
+            }
         }
         _ => None,
     }

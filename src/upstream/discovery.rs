@@ -17,7 +17,7 @@ pub use self::served_resources::{
 };
 use self::served_resources::{DiscoveryFindings, DiscoveryRoot, DiscoveryState, ServedResources, is_built_in};
 use super::{BODY_BYTES_MAX, CachedDocument, UpstreamClient, UpstreamError, UpstreamRequestCause};
-use crate::wire::FeedEncoding;
+use crate::wire::{FeedEncoding, TablePrinter};
 use base::BackoffBounds;
 use kubeapi::{Gvr, ListPageSource, SelectableFieldTable};
 use tokio::sync::watch;
@@ -43,6 +43,8 @@ pub struct UpstreamResource {
     /// The edition of a custom resource's definition. Objects that were decoded under another one may decode
     /// differently.
     pub edition: Option<Arc<str>>,
+    /// Prints Tables of a custom resource, if its definition is known and all columns are understood.
+    pub printer: Option<Arc<TablePrinter>>,
 }
 
 impl UpstreamResource {
@@ -261,6 +263,12 @@ impl ResourceCatalog {
     pub fn unchanged_since(&self) -> Option<Instant> {
         let from_feeds = self.shared.state.read().known.from_feeds;
         (from_feeds == [true; 2]).then(|| *self.shared.changed_at.lock())
+    }
+
+    /// Whether the definitions that were known at a time are those that upstream used then, if the proxy sees changes
+    /// within `lag_max`.
+    pub fn is_settled(&self, at: Instant, lag_max: Duration) -> bool {
+        self.unchanged_since().is_some_and(|since| at >= since + lag_max)
     }
 
     /// Whether upstream itself serves this group or group version, rather than a server behind it. In doubt it does only

@@ -25,12 +25,19 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
+pub(super) use custom_metadata::unix_seconds;
 pub use facts::is_builtin_group_version;
+pub(super) use go_json::{put_double, put_text};
 pub use metadata::MetadataRenderer;
 
 use facts::{MessageSchema, ReleaseSchema};
 use kubeapi::protobuf::ProtobufError;
 use writer::JsonBodyWriter;
+
+/// Whether the release `1.minor` is in the table, so that its output is known.
+pub(super) fn is_known_release(minor: u32) -> bool {
+    ReleaseSchema::of(minor).is_some()
+}
 
 /// Converts the protobuf bodies of one kind to JSON, as a server of one release does.
 ///

@@ -5,7 +5,7 @@ use memchr::memmem;
 
 use super::envelope::{UNKNOWN_RAW, UNKNOWN_TAIL, json_text};
 use super::proto_reader::ProtobufDocument;
-use super::{FeedEncoding, JsonLayout};
+use super::{FeedEncoding, JsonLayout, table};
 use kubeapi::protobuf::{field_len, leading_message, put_field, put_header, put_varint, tag, varint_len};
 use kubeapi::{MetaApiVersion, ResourceVersion};
 
@@ -107,6 +107,16 @@ impl ListFrame {
             MetaApiVersion::V1beta1 => METADATA_V1BETA1_ITEM,
         };
         Self { layout: ListFrameLayout::Json { item_prefix }, ..frame }
+    }
+
+    /// Returns the frame of a Table with these columns.
+    pub(super) fn table(meta: &ListMeta, columns: &str) -> Self {
+        let head = format!("{}{}", table::TYPE_META, table::head(meta, columns));
+        Self {
+            layout: ListFrameLayout::Json { item_prefix: b"" },
+            head: head.into(),
+            tail: Bytes::from_static(b"]}\n"),
+        }
     }
 
     /// Returns the frame of a protobuf list. `head` is the document up to Unknown's raw field: magic and `TypeMeta`.

@@ -2,15 +2,18 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 
+use super::derive::is_known_release;
+use super::table_printer::TablePrint;
 use super::{
     FeedEncoding, FrameEnvelope, IncludeObjectPolicy, JsonLayout, ListFrame, ListMeta, MetadataRenderer,
-    ObjectRevision, ProtobufJsonTranscoder, Representation, TranscodeError, TranscodeRefusal, metrics, table,
-    without_managed_fields,
+    ObjectRevision, ProtobufJsonTranscoder, Representation, TablePrinter, TranscodeError, TranscodeRefusal, metrics,
+    table, without_managed_fields,
 };
-use kubeapi::{EventType, MetaApiVersion};
+use kubeapi::{EventType, MetaApiVersion, ResourceVersion};
 
 /// Writes the objects of one feed in one representation: verbatim or derived.
 ///
@@ -33,7 +36,6 @@ struct ObjectRendererState {
     disproven: AtomicBool,
 }
 
-#[derive(Clone, Copy)]
 enum RenderMethod {
     /// Bodies are sent as they were received.
     Verbatim,
@@ -45,6 +47,8 @@ enum RenderMethod {
     Cells,
     /// Table rows are sent with their objects' metadata.
     Rows(MetadataRenderer),
+    /// Objects are printed as Table rows.
+    Print(TablePrint),
 }
 
 impl ObjectRenderer {
@@ -87,6 +91,7 @@ impl ObjectRenderer {
                 (RenderMethod::Rows(MetadataRenderer::for_server(minor, feed.api_version(), feed.kind())), feed.clone())
             }
             Representation::Object(FeedEncoding::Protobuf | FeedEncoding::Table)
+            | Representation::Printed(_)
             | Representation::Metadata(FeedEncoding::Protobuf, MetaApiVersion::V1beta1)
             | Representation::Reduced(..) => return None,
             _ if rows => return None,
@@ -107,6 +112,21 @@ impl ObjectRenderer {
         Some(Self::new(representation, envelope, method, minor))
     }
 
+    /// Returns a renderer that prints the rows of `feed`'s custom resources as of `now`, as a server of release
+    /// `1.minor` does. `None` for releases that are not in the table.
+    pub fn printed(
+        feed: &FrameEnvelope,
+        printer: Arc<TablePrinter>,
+        include: IncludeObjectPolicy,
+        (minor, now): (u32, SystemTime),
+    ) -> Option<Self> {
+        let metadata = MetadataRenderer::for_server(minor, feed.api_version(), feed.kind());
+        let envelope = FrameEnvelope::new(FeedEncoding::Table, feed.api_version(), feed.kind(), JsonLayout::Custom);
+        let now = now.duration_since(UNIX_EPOCH).ok()?.as_nanos().try_into().ok()?;
+        let method = RenderMethod::Print(TablePrint { printer, include, metadata, now });
+        is_known_release(minor).then(|| Self::new(Representation::Printed(include), envelope, method, minor))
+    }
+
     /// Returns the representation that the renderer writes.
     pub fn representation(&self) -> Representation {
         if self.is_reduced { self.state.representation.reduced() } else { self.state.representation }
@@ -120,6 +140,11 @@ impl ObjectRenderer {
     /// Returns whether bodies are sent as received.
     pub fn is_verbatim(&self) -> bool {
         matches!(self.state.method, RenderMethod::Verbatim) && !self.is_reduced
+    }
+
+    /// Returns whether the output depends on the time of a request, so that it must not be cached.
+    pub fn is_of_one_request(&self) -> bool {
+        matches!(self.state.method, RenderMethod::Print(_))
     }
 
     /// Returns the release whose bodies it writes. Callers that cache a body must store the release with it, because
@@ -154,7 +179,7 @@ impl ObjectRenderer {
     }
 
     fn body_of(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
-        match (self.state.method, self.state.representation.encoding()) {
+        match (&self.state.method, self.state.representation.encoding()) {
             (RenderMethod::Verbatim, _) => Ok(body.clone()),
             (RenderMethod::Metadata(metadata, FeedEncoding::Protobuf), FeedEncoding::Protobuf) => {
                 metadata.protobuf(body)
@@ -178,7 +203,8 @@ impl ObjectRenderer {
     }
 
     fn put_source(&self, body: &Bytes, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
-        match (self.state.method, self.state.representation.encoding()) {
+        match (&self.state.method, self.state.representation.encoding()) {
+            (RenderMethod::Print(print), _) => print.put_row(body, out),
             (RenderMethod::Json(transcoder), _) => transcoder.json(body, out),
             (RenderMethod::Metadata(metadata, FeedEncoding::Protobuf), FeedEncoding::Json) => metadata.json(body, out),
             (RenderMethod::Metadata(metadata, FeedEncoding::Json), FeedEncoding::Json) => {
@@ -243,7 +269,7 @@ impl ObjectRenderer {
 
     /// Returns a whole BOOKMARK frame around a bookmark's body.
     pub fn bookmark(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
-        let body = match self.state.method {
+        let body = match &self.state.method {
             RenderMethod::Json(transcoder) => {
                 let mut out = Vec::new();
                 transcoder.bookmark_json(body, &mut out)?;
@@ -259,10 +285,19 @@ impl ObjectRenderer {
         Ok(self.state.envelope.object(&self.body(body)?))
     }
 
+    /// Returns the body of a GET response from a rendered body: a printed row has the Table around it.
+    pub fn sole_body(&self, body: Bytes, rv: ResourceVersion) -> Bytes {
+        let RenderMethod::Print(print) = &self.state.method else { return body };
+        let meta = ListMeta { resource_version: rv, continue_token: String::new(), remaining: None };
+        let head = table::head(&meta, print.printer.definitions());
+        [head.as_bytes(), &body, table::TAIL.as_bytes()].concat().into()
+    }
+
     /// Returns the pieces of a LIST of `items` items.
     pub fn list(&self, meta: &ListMeta, items: usize) -> ListFrame {
-        match self.state.representation {
-            Representation::Metadata(FeedEncoding::Json, version) => ListFrame::metadata(version, meta, items),
+        match (&self.state.method, self.state.representation) {
+            (RenderMethod::Print(print), _) => ListFrame::table(meta, print.printer.definitions()),
+            (_, Representation::Metadata(FeedEncoding::Json, version)) => ListFrame::metadata(version, meta, items),
             _ => self.state.envelope.list(meta),
         }
     }
@@ -291,4 +326,4 @@ fn put_row(
 }
 
 const PARTIAL_OBJECT_METADATA: &str = "PartialObjectMetadata";
-const PARTIAL_OBJECT_HEAD: &[u8] = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","#;
+pub(super) const PARTIAL_OBJECT_HEAD: &[u8] = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","#;

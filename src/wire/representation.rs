@@ -80,8 +80,10 @@ pub enum Representation {
     /// The objects, or their metadata of this version, without the fields that the client leaves out:
     /// `metadata.managedFields`.
     Reduced(FeedEncoding, Option<MetaApiVersion>),
-    /// A `Table` of `meta.k8s.io/v1`, for kubectl's output.
+    /// A `Table` of `meta.k8s.io/v1`, for kubectl's output, with rows from upstream.
     Table(IncludeObjectPolicy),
+    /// A `Table` that the proxy prints from objects, at the time of the request.
+    Printed(IncludeObjectPolicy),
 }
 
 base::labelled_enum! {
@@ -97,7 +99,7 @@ base::labelled_enum! {
 impl Representation {
     /// All representations of objects.
     #[cfg(test)]
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 18] = [
         Self::Object(FeedEncoding::Json),
         Self::Object(FeedEncoding::Protobuf),
         Self::Metadata(FeedEncoding::Json, MetaApiVersion::V1),
@@ -110,13 +112,16 @@ impl Representation {
         Self::Reduced(FeedEncoding::Protobuf, Some(MetaApiVersion::V1)),
         Self::Reduced(FeedEncoding::Json, Some(MetaApiVersion::V1beta1)),
         Self::Reduced(FeedEncoding::Protobuf, Some(MetaApiVersion::V1beta1)),
+        Self::Printed(IncludeObjectPolicy::None),
+        Self::Printed(IncludeObjectPolicy::Metadata),
+        Self::Printed(IncludeObjectPolicy::Object),
         Self::Table(IncludeObjectPolicy::None),
         Self::Table(IncludeObjectPolicy::Metadata),
         Self::Table(IncludeObjectPolicy::Object),
     ];
 
     /// The maximum number of representations of one feed's objects.
-    pub const COUNT: usize = 12;
+    pub const COUNT: usize = 15;
 
     /// Returns the representation of received bodies in a feed of this encoding.
     pub fn verbatim(encoding: FeedEncoding) -> Self {
@@ -132,7 +137,7 @@ impl Representation {
         match self {
             Self::Object(encoding) => Self::Reduced(encoding, None),
             Self::Metadata(encoding, version) => Self::Reduced(encoding, Some(version)),
-            Self::Reduced(..) | Self::Table(_) => self,
+            Self::Reduced(..) | Self::Table(_) | Self::Printed(_) => self,
         }
     }
 
@@ -146,13 +151,19 @@ impl Representation {
         }
     }
 
+    /// Returns the representation of the cached objects that it is written from at the time of a request.
+    #[must_use]
+    pub fn unprinted(self) -> Self {
+        if matches!(self, Self::Printed(_)) { Self::Object(FeedEncoding::Json) } else { self }
+    }
+
     /// Returns the encoding, which is JSON or protobuf.
     pub fn encoding(self) -> FeedEncoding {
         match self {
             Self::Object(encoding) | Self::Metadata(encoding, _) | Self::Reduced(encoding, _) => {
                 encoding.byte_encoding()
             }
-            Self::Table(_) => FeedEncoding::Json,
+            Self::Table(_) | Self::Printed(_) => FeedEncoding::Json,
         }
     }
 
@@ -166,6 +177,7 @@ impl Representation {
             Self::Metadata(_, MetaApiVersion::V1beta1) => 4 + encoding,
             Self::Reduced(..) => 6 + self.full().index(),
             Self::Table(include) => include as usize,
+            Self::Printed(include) => 12 + include as usize,
         }
     }
 
@@ -181,9 +193,9 @@ impl Representation {
             Self::Reduced(_, None) => "reduced_json",
             Self::Reduced(FeedEncoding::Protobuf, Some(_)) => "reduced_metadata_protobuf",
             Self::Reduced(_, Some(_)) => "reduced_metadata_json",
-            Self::Table(IncludeObjectPolicy::None) => "table_none",
-            Self::Table(IncludeObjectPolicy::Metadata) => "table",
-            Self::Table(IncludeObjectPolicy::Object) => "table_object",
+            Self::Table(IncludeObjectPolicy::None) | Self::Printed(IncludeObjectPolicy::None) => "table_none",
+            Self::Table(IncludeObjectPolicy::Metadata) | Self::Printed(IncludeObjectPolicy::Metadata) => "table",
+            Self::Table(IncludeObjectPolicy::Object) | Self::Printed(IncludeObjectPolicy::Object) => "table_object",
         }
     }
 
@@ -197,7 +209,7 @@ impl Representation {
                 format!("{media_type};as=PartialObjectMetadata{list};g=meta.k8s.io;v={}", version.as_str())
             }
             Self::Reduced(..) => self.full().accept(list),
-            Self::Table(_) => TABLE_ACCEPT.to_owned(),
+            Self::Table(_) | Self::Printed(_) => TABLE_ACCEPT.to_owned(),
         }
     }
 }

@@ -6,17 +6,18 @@
 //! [`ObjectRenderer`](super::ObjectRenderer) replaces the object with the part that a client requested. The columns are
 //! the same for all rows; they are removed on receipt and added back for each client's first event.
 //!
-//! Only upstream can print an object: its printers are code, and forks patch them. So a Table is an encoding with its
-//! own feed, requested with `includeObject=Object`. Key, version, labels and fields are read from the object inside,
+//! Only upstream can print a built-in object: its printers are code, and forks patch them. So a Table is an encoding with
+//! its own feed, requested with `includeObject=Object`. Key, version, labels and fields are read from the object inside,
 //! and store, ring, lanes, resume, repair and proofs work as for every feed. A thousand `kubectl get --watch` cost
 //! upstream one watch, and the feed holds rows and objects of the whole collection.
 //!
 //! Cells show values as of the time of printing, AGE for example. That is correct for a live event and wrong for a
-//! state, so stored rows are never sent as a state. LISTs and GETs pass through; a filtered LIST has upstream's rows. A
-//! filtered watch has stored rows of namespaces that become readable. A watch of one object that begins with its state
-//! gets it from an upstream list, then continues from the feed after the list's version. Any other watch with a state
-//! passes through. So does a watch from before the feed's history, because kubectl would end rather than
-//! relist. If the columns change, the cells change too: the feed ends, as after a change of its definition.
+//! state, so stored rows are never sent as a state. LISTs and GETs of custom resources are printed
+//! ([`TablePrinter`](super::TablePrinter)); others pass through, and a filtered LIST has upstream's rows. A filtered
+//! watch has stored rows of namespaces that become readable. A watch of one object that begins with its state gets it
+//! from an upstream list, then continues from the feed after the list's version. Any other watch with a state passes
+//! through. So does a watch from before the feed's history, because kubectl would end rather than relist. If the columns
+//! change, the cells change too: the feed ends, as after a change of its definition.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -27,8 +28,8 @@ use memchr::{memchr, memmem};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::WireError;
 use super::json_reader::{self, JsonPaths, ParsedListMetadata, ParsedObjectParts, json_found, raw_metadata, utf8};
+use super::{ListMeta, WireError};
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 /// The columns of a Table, once upstream has sent them. Clones share them.
@@ -144,13 +145,20 @@ impl TablePageRow<'_> {
 /// Returns what comes before and after the rows of a Table LIST. It has the version and the columns of a page, and no
 /// count of remaining rows.
 pub fn table_list(page: &TablePage<'_>, continue_token: &str) -> [Bytes; 2] {
-    let TablePage { resource_version, columns, .. } = page;
-    let next = match continue_token {
+    let TablePage { resource_version, columns, .. } = *page;
+    let meta = ListMeta { resource_version, continue_token: continue_token.to_owned(), remaining: None };
+    [format!("{TYPE_META}{}", head(&meta, columns)).into(), Bytes::from_static(b"]}\n")]
+}
+
+/// Returns what comes between the type and the rows of a Table.
+pub(super) fn head(meta: &ListMeta, columns: &str) -> String {
+    let ListMeta { resource_version, continue_token, remaining } = meta;
+    let next = match continue_token.as_str() {
         "" => String::new(),
         token => format!(r#","continue":"{token}""#),
     };
-    let head = format!("{TYPE_META}{VERSION}{resource_version}\"{next}}},{COLUMNS}{columns},\"rows\":[");
-    [head.into(), Bytes::from_static(b"]}\n")]
+    let remaining = remaining.map(|count| format!(r#","remainingItemCount":{count}"#)).unwrap_or_default();
+    format!("{VERSION}{resource_version}\"{next}{remaining}}},{COLUMNS}{columns},\"rows\":[")
 }
 
 /// Returns the frame without its columns, which are recorded. `None` if it has none.

@@ -44,6 +44,7 @@ mod neighbouring_names;
 mod node_scope;
 mod own_rights;
 mod pods;
+mod printed;
 mod readable;
 mod reduced;
 mod reduced_costs;

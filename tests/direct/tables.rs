@@ -3,6 +3,7 @@
 
 use futures_util::future::join_all;
 use http::Method;
+use kube_fanout::auth::AuthMode;
 
 use crate::direct::{self, Client, PODS, Protocol, without_ages};
 
@@ -64,4 +65,45 @@ async fn table_watches_share_one_stream_and_survive_reset() {
     assert!(watches.iter().all(|watch| watch.events() == expected), "the same bytes");
     // The stream that was reset is resumed a moment later.
     direct::within("one watch upstream", up.until(|counts| counts.watches_open.of("pods") == 1)).await;
+}
+
+/// Callers who may read the same share one response, which the proxy requests. Others are answered by their own rights.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permitted_callers_share_table_pages_and_others_do_not() {
+    let up = demo::upstream().pods(7).run().await;
+    for (token, user) in [("a", "ada"), ("b", "bob"), ("c", "cleo")] {
+        up.reviews().give(token, user);
+    }
+    up.reviews().allow("ada", "*");
+    up.reviews().allow("cleo", "*");
+    let app = direct::app(&up).with(|config| config.auth = AuthMode::Delegated).run().await;
+    app.discovered().await;
+    let callers = [app.bearing("a").multiplexed().await, app.bearing("c").multiplexed().await];
+    // The decisions are cached, so that later requests need no review.
+    for caller in &callers {
+        assert_eq!(table(caller.clone(), "?limit=500").await.matches("\"cells\"").count(), 7);
+    }
+    up.faults().hold_lists();
+    let first = tokio::spawn(table(callers[0].clone(), "?limit=500"));
+    up.faults().lists_waiting(1).await;
+    let before = up.counts().lists.of("pods");
+    let later = join_all((0..30).map(|n| table(callers[n % 2].clone(), "?limit=500")));
+    let release = async {
+        for caller in &callers {
+            assert_eq!(caller.get("/livez").await.status, 200);
+        }
+        up.faults().release_lists();
+    };
+    let (later, ()) = tokio::join!(later, release);
+    let first = first.await.expect("no failure");
+    assert!(later.iter().all(|answer| without_ages(answer) == without_ages(&first)));
+    let more = up.counts().lists.of("pods") - before;
+    assert!((1..15).contains(&more), "{more} requests for 30 of two callers");
+    // The demo upstream authorizes nobody, so what it received tells whose right was used.
+    let other =
+        app.bearing("b").request(Method::GET, &format!("{PODS}?limit=500")).header("accept", TABLE).send().await;
+    assert_eq!((other.status, other.header("kube-fanout-reason")), (200, Some("table")));
+    let sent = up.requests().into_iter().filter(|request| request.uri.query() == Some("limit=500"));
+    let tokens: Vec<_> = sent.map(|request| request.headers.get("authorization").cloned()).collect();
+    assert_eq!(tokens.iter().flatten().collect::<Vec<_>>(), ["Bearer b"], "{tokens:?}");
 }

@@ -8,6 +8,7 @@ use super::{HttpFrontend, UnauthenticatedRequest, self_review};
 use crate::auth::{Caller, GrantError, ReadPermission};
 use crate::listing::{LimitExceeded, ListPageRequest};
 use crate::serve::audit::AuditDecision;
+use crate::serve::forward::is_short_table;
 use crate::serve::peers::DownstreamReviewHandler;
 use crate::serve::read::{AuthorizedRead, NotServable, ReadRequest, has_visible_part};
 use crate::serve::response::{
@@ -16,7 +17,7 @@ use crate::serve::response::{
 use crate::serve::route::{ForwardReason, ReadRoute, ReadRouteInput, check_kind, route};
 use crate::upstream::{UpstreamResource, is_impersonation};
 use crate::wire::Representation;
-use kubeapi::{Gvr, Status, UrlQuery};
+use kubeapi::{Gvr, RequestVerb, Status, UrlQuery};
 
 /// The minimum interval between discovery refreshes caused by unknown resources.
 const REDISCOVER_EVERY: Duration = Duration::from_secs(2);
@@ -43,6 +44,7 @@ impl HttpFrontend {
                 is_feed_request: request.is_feed_request(),
                 is_filtered: false,
                 is_reduced: request.is_reduced(&config.reduced),
+                has_settled_definitions: self.shared.catalog.is_settled(request.received, config.lag_max),
             };
             let resource = match self.resource(&request.caller, &input).await {
                 Ok(resource) => resource,
@@ -76,7 +78,13 @@ impl HttpFrontend {
                     })
                     .await;
                 }
-                Err(reason) => return self.forward(request, reason).await,
+                Err(reason) => {
+                    let is_table = reason == ForwardReason::Table
+                        && request.info.verb == RequestVerb::List
+                        && is_short_table(Some(&request.info), &request.query);
+                    request.context.is_permitted = is_table && self.permits(&mut request, resource).await;
+                    return self.forward(request, reason).await;
+                }
                 Ok(_) if !self.shared.authorizer.may_read_cache(&request.caller) => {
                     return self.forward(request, ForwardReason::Anonymous).await;
                 }
@@ -106,9 +114,21 @@ impl HttpFrontend {
                     Box::pin(self.forwarding.filtered_table(authorized, read)).await
                 }
                 ReadRoute::List(read) => {
+                    // Upstream would deny what it prints for a caller who may read only a part.
+                    let rows = match read.representation {
+                        Representation::Printed(include) if permission.namespaces().is_some() => {
+                            Some(ListPageRequest { representation: Representation::Table(include), ..read.clone() })
+                        }
+                        _ => None,
+                    };
                     let mut reading = Box::pin(self.reader.list(authorized, read));
                     let served = self.while_waiting(&request.caller, &request.query, reading.as_mut()).await;
-                    served.map_err(NotServable::from).flatten()
+                    match (served.map_err(NotServable::from).flatten(), rows) {
+                        (Err(NotServable::Forward(ForwardReason::NotDerivable)), Some(rows)) => {
+                            Box::pin(self.forwarding.filtered_table(authorized, rows)).await
+                        }
+                        (served, _) => served,
+                    }
                 }
                 ReadRoute::Watch(read) => Box::pin(self.watches.open(&mut request, permission, resource, read)).await,
             };
@@ -186,6 +206,19 @@ impl HttpFrontend {
         let permission = granted?;
         request.context.is_filtered = permission.namespaces().is_some();
         Ok(permission)
+    }
+
+    /// Whether the caller may read everything that a request names. An error is a no: upstream decides then.
+    async fn permits(&self, request: &mut ReadRequest, resource: Option<&UpstreamResource>) -> bool {
+        let Some(resource) = resource.filter(|_| self.shared.authorizer.may_read_cache(&request.caller)) else {
+            return false;
+        };
+        let Ok(permission) = self.authorize(request, resource, false).await else { return false };
+        let info = &request.info;
+        let namespace = (resource.namespaced && !info.namespace.is_empty()).then_some(&*info.namespace);
+        let name = (!info.name.is_empty()).then_some(&*info.name);
+        // Upstream may have revoked what stale rules allow.
+        permission.stale_rules().is_none() && permission.covers(&resource.gvr, resource.namespaced, namespace, name)
     }
 
     /// Awaits what a request needs before it gets a permit of its own.

@@ -236,6 +236,7 @@ impl ReviewedAccess {
             method: &Method::GET,
             info: &info,
             query: &query,
+            has_settled_definitions: false,
             accept: None,
             user_agent: None,
             impersonates: false,

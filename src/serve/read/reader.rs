@@ -47,8 +47,9 @@ impl ReadHandler {
         let need = FeedRequirements::new(authorized, name, read.representation, kind)?;
         let source =
             self.sources.running_source(resource, &need).ok_or(NotServable::Forward(ForwardReason::NotCached))?;
-        let feed = &source.feed;
         self.sources.wait_ready(&source, &need).await?;
+        let source = source.printed(resource, read.representation)?;
+        let feed = &source.feed;
         let changes = feed.body_release.changes_before_states();
         let current = feed.reader.current().ok_or(NotServable::FeedEnded)?;
         let Some(object) = current.get(&read.key).cloned() else {
@@ -59,6 +60,7 @@ impl ReadHandler {
         };
         match feed.reader.body(&object, &source.renderer) {
             Ok(body) => {
+                let body = source.renderer.sole_body(body, object.rv);
                 let (encoding, envelope) = (read.representation.encoding(), source.renderer.envelope());
                 let response =
                     self.object(request, envelope, (encoding, body), ServedFeedStatus::of_state(feed, changes)).await?;
@@ -116,6 +118,7 @@ impl ReadHandler {
             return too_expensive(request, permission);
         };
         self.sources.wait_ready(&source, &need).await?;
+        let source = source.printed(resource, read.representation)?;
         // Boxed, so that a request that waits until then has no room for it.
         Box::pin(self.list_state(authorized, source, read, cost)).await
     }

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, sleep_until};
 
@@ -89,6 +89,7 @@ impl<'a> FeedRequirements<'a> {
             return Err(NotServable::Forward(ForwardReason::PermissionMismatch));
         }
         let by_proxy = request.context.by_proxy && !matches!(kind, ReadKind::Get(_));
+        let representation = representation.unprinted();
         Ok(Self { namespace, representation, received: request.received, by_proxy, kind })
     }
 
@@ -171,6 +172,28 @@ impl FeedWithRenderer {
     /// Leaves fields out of what the renderer writes, if the request does not need them.
     fn new(feed: FeedHandle, renderer: ObjectRenderer, need: &FeedRequirements<'_>) -> Self {
         Self { feed, renderer: renderer.with_fields_of(need.representation) }
+    }
+
+    /// Prints Tables of the feed's objects from now on, if the representation is one.
+    ///
+    /// # Errors
+    /// An object cannot be printed, or the release that wrote the objects is not known.
+    pub(crate) fn printed(
+        mut self,
+        resource: &UpstreamResource,
+        representation: Representation,
+    ) -> Result<Self, NotServable> {
+        if let Representation::Printed(include) = representation {
+            let build = self.feed.body_release.current_build().build;
+            let is_refused = self.feed.renderings.mode(representation).is_some();
+            let deps = resource.printer.clone().zip(build).filter(|_| !is_refused);
+            let renderer = deps.and_then(|(printer, build)| {
+                let envelope = self.feed.reader.verbatim().envelope();
+                ObjectRenderer::printed(envelope, printer, include, (build.minor, wall_clock()))
+            });
+            self.renderer = renderer.ok_or(NotServable::Forward(ForwardReason::NotDerivable))?;
+        }
+        Ok(self)
     }
 
     /// Refuses the representation permanently, because an object of this feed cannot be converted. Later requests use
@@ -389,6 +412,12 @@ impl FeedResolver {
     }
 }
 
+/// Returns the time to which the ages in a Table refer.
+#[allow(clippy::disallowed_methods, reason = "objects have the wall clock's times")]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}
+
 /// Awaits a future until the deadline; then the result is `None`. Fails if the feed ends, because the next feed may
 /// have what this one does not.
 async fn wait_while_running<T>(
@@ -455,8 +484,7 @@ fn unreachable() -> NotServable {
 
 /// Returns the encodings that can be converted to a representation, best first. Built-in resources are cached in
 /// protobuf, which most clients request and which can be converted to most representations. They are cached in JSON
-/// only for the others (R-DERIVE-3). Tables are always cached as upstream prints them, because only upstream has the
-/// columns.
+/// only for the others (R-DERIVE-3). Rows are cached as upstream prints them.
 fn encodings(resource: &UpstreamResource, representation: Representation) -> &'static [FeedEncoding] {
     match (resource.encoding, representation) {
         (_, Representation::Table(_)) => &[FeedEncoding::Table],

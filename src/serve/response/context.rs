@@ -39,6 +39,7 @@ const PERMISSIONS_STALE: HeaderName = HeaderName::from_static("kube-fanout-permi
 
 /// The properties of a request that determine the form of its response.
 #[derive(Debug, Clone, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one request")]
 pub(crate) struct ResponseContext {
     pub(crate) accept: Option<String>,
     /// The refusal if the Accept header is too long. `accept` is `None` in that case, so that the header does not
@@ -53,6 +54,8 @@ pub(crate) struct ResponseContext {
     pub(crate) query: Option<Arc<UrlQuery>>,
     /// Whether the response shows only the namespaces that the caller may read.
     pub(crate) is_filtered: bool,
+    /// Whether the caller may read what it requests, so that the proxy may request it for all such callers.
+    pub(crate) is_permitted: bool,
     /// How long the RBAC objects have been stale by which the request was decided, if they are.
     pub(crate) stale_rules: Option<Duration>,
     /// Ends the request and its response when it is signalled by another task.
@@ -107,6 +110,7 @@ impl ResponseContext {
                 .any(|name| text(name).is_some_and(gzip::is_accepted)),
             query: Some(query),
             is_filtered: false,
+            is_permitted: false,
             stale_rules: None,
             abort: peer.abort.clone(),
             connection: peer.connection.clone(),

@@ -134,6 +134,7 @@ mod tests {
             encoding: FeedEncoding::Protobuf,
             pages: ListPageSource::default(),
             edition: None,
+            printer: None,
         }
     }
 

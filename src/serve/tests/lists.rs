@@ -1,6 +1,7 @@
 //! The bytes of a LIST are those of its objects in order, however the LIST is assembled.
 
 mod compressed;
+mod printed;
 
 use std::future::poll_fn;
 use std::io::Read as _;
@@ -60,8 +61,19 @@ fn feed(objects: Vec<ObjectRevision>) -> (FeedHandle, (FeedRegistry, FeedStartRe
         (Arc::new(SelectableFieldTable::of_builtin(&gvr)), ResourceOrigin::BuiltIn, FeedEncoding::Json);
     let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
     let (namespaced, watchable, pages) = (true, true, ListPageSource::default());
-    let pods =
-        UpstreamResource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, pages, edition };
+    let pods = UpstreamResource {
+        gvr,
+        kind,
+        list_kind,
+        namespaced,
+        watchable,
+        origin,
+        encoding,
+        fields,
+        pages,
+        edition,
+        printer: None,
+    };
     let (feeds, mut demands) = FeedRegistry::new(CacheConfig::default());
     let feed = feeds.handle(&feed_spec(&pods, FeedScope::Cluster, encoding), None).expect("there is room");
     let mut demand = demands.try_recv().expect("the feed is demanded");

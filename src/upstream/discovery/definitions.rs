@@ -10,6 +10,7 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIServiceSpec
 use serde::Deserialize;
 
 use super::super::JsonListPage;
+use crate::wire::{PrinterColumn, TablePrinter};
 use kubeapi::Gvr;
 
 /// The resources whose objects declare the APIs that upstream serves besides its own.
@@ -79,6 +80,7 @@ pub(super) struct CustomResourceVersion {
     pub(super) namespaced: bool,
     /// The JSON paths of the selectable fields (KEP-4358).
     pub(super) selectable: Vec<String>,
+    pub(super) printer: Option<Arc<TablePrinter>>,
 }
 
 /// An `APIService` without its metadata and status.
@@ -118,6 +120,8 @@ struct CrdVersion {
     served: bool,
     #[serde(default)]
     selectable_fields: Vec<SelectableField>,
+    #[serde(default)]
+    additional_printer_columns: Vec<PrinterColumn>,
 }
 
 impl CustomResourceDefinition {
@@ -141,6 +145,7 @@ impl CustomResourceDefinition {
                 kind: kind.clone(),
                 list_kind: list_kind.clone(),
                 namespaced,
+                printer: TablePrinter::new(&version.additional_printer_columns).map(Arc::new),
                 selectable: version.selectable_fields.into_iter().map(|field| field.json_path).collect(),
             };
             (Gvr::new(&group, &version.name, &names.plural), definition)
@@ -182,6 +187,7 @@ mod tests {
             list_kind: "Mischief".into(),
             namespaced: false,
             selectable: vec![".spec.a".to_owned()],
+            printer: TablePrinter::new(&[]).map(Arc::new),
         };
         let expected = DefinedApis::Custom(vec![(Gvr::new("g.io", "v2", "mice"), expected)]);
         assert_eq!(served(&[definition("True")]), [expected]);

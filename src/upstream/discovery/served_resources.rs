@@ -169,6 +169,7 @@ impl DiscoveryState {
             encoding: FeedEncoding::Json,
             pages: self.pages(gvr),
             edition: Some(definition.edition.clone()),
+            printer: definition.printer.clone(),
         })
     }
 
@@ -190,6 +191,7 @@ impl DiscoveryState {
             encoding: if is_protobuf { FeedEncoding::Protobuf } else { FeedEncoding::Json },
             fields: Arc::new(fields),
             edition: None,
+            printer: None,
         }
     }
 }
@@ -299,6 +301,7 @@ mod tests {
             list_kind: format!("{kind}List").into(),
             namespaced: false,
             selectable: Vec::new(),
+            printer: None,
         }
     }
 

@@ -230,7 +230,7 @@ fn put_time(out: &mut Vec<u8>, number: u64, time: Option<&BorrowedString<'_>>) -
 }
 
 /// Returns the seconds since 1970 of `2006-01-02T15:04:05Z`, the only format that the apiserver prints.
-fn unix_seconds(text: &str) -> Result<i64, TranscodeRefusal> {
+pub(in crate::wire) fn unix_seconds(text: &str) -> Result<i64, TranscodeRefusal> {
     let error = TranscodeRefusal::Value("not a time as the apiserver prints it");
     let part = |at: usize, end: usize| {
         let digits = text.get(at..end).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));

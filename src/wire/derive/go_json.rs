@@ -4,7 +4,7 @@ use super::TranscodeRefusal;
 
 /// Writes `text` as a JSON string, HTML-safe: `< > &` and U+2028/9 escaped, invalid UTF-8 replaced byte by byte
 /// (R-JSON-1).
-pub(super) fn put_text(out: &mut Vec<u8>, text: &[u8]) {
+pub(in crate::wire) fn put_text(out: &mut Vec<u8>, text: &[u8]) {
     out.push(b'"');
     let mut rest = text;
     loop {
@@ -147,7 +147,7 @@ fn digit(value: u64) -> u8 {
 }
 
 /// Writes the shortest digits that parse back to `value`, with an exponent if it is small or large, as ECMAScript does.
-pub(super) fn put_double(out: &mut Vec<u8>, value: f64) -> Result<(), TranscodeRefusal> {
+pub(in crate::wire) fn put_double(out: &mut Vec<u8>, value: f64) -> Result<(), TranscodeRefusal> {
     if !value.is_finite() {
         return Err(TranscodeRefusal::Value("not a number that JSON has"));
     }

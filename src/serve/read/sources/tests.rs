@@ -289,5 +289,17 @@ fn widgets(edition: &str) -> UpstreamResource {
     let (kind, list_kind, edition) = ("Widget".into(), "WidgetList".into(), Some(edition.into()));
     let (namespaced, watchable, origin, encoding) = (true, true, ResourceOrigin::Custom, FeedEncoding::Json);
     let (fields, pages) = (Arc::default(), ListPageSource::default());
-    UpstreamResource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, pages, edition }
+    UpstreamResource {
+        gvr,
+        kind,
+        list_kind,
+        namespaced,
+        watchable,
+        origin,
+        encoding,
+        fields,
+        pages,
+        edition,
+        printer: None,
+    }
 }

@@ -148,6 +148,21 @@ fn table_reads_are_forwarded_and_table_watches_shared() {
     }
 }
 
+#[test]
+fn tables_with_known_columns_are_printed_unless_a_definition_has_just_changed() {
+    let planets = "/apis/example.com/v1/planets";
+    for uri in [planets, "/apis/example.com/v1/planets?limit=500", "/apis/example.com/v1/planets/p?resourceVersion=0"] {
+        let request = get(uri).accept(KUBECTL);
+        assert_eq!(request.representation(), Representation::Printed(IncludeObjectPolicy::Metadata), "{uri}");
+        assert_eq!(request.after_change().reason(), ForwardReason::Table, "{uri}");
+    }
+    assert_eq!(get(format!("{planets}?includeObject=All")).accept(KUBECTL).reason(), ForwardReason::Table);
+    assert_eq!(get(format!("{planets}/p")).accept(KUBECTL).reason(), ForwardReason::ConsistentGet);
+    assert_eq!(get(planets).accept(KUBECTL).agent("curl/8").reason(), ForwardReason::Representation);
+    let watch = get(format!("{planets}?watch=1&resourceVersion=5")).accept(KUBECTL);
+    assert_eq!(watch.representation(), Representation::Table(IncludeObjectPolicy::Metadata));
+}
+
 /// No response of upstream has its bytes: upstream would deny the collection.
 #[test]
 fn filtered_list_may_be_a_table_and_is_never_indented() {

@@ -9,7 +9,7 @@ use crate::cache::CollectionView;
 use crate::serve::CacheCoverage;
 use crate::serve::route::{ForwardReason, ReadRoute, ReadRouteInput, route};
 use crate::upstream::{ResourceOrigin, UpstreamResource};
-use crate::wire::{FeedEncoding, Representation};
+use crate::wire::{FeedEncoding, Representation, TablePrinter};
 use kubeapi::{
     FieldSelector, Gvr, LabelConstraint, LabelSelector, ListPageSource, RequestInfo, ResourceVersionMatch,
     SelectableFieldTable, Selector, UrlQuery, WatchStart,
@@ -20,6 +20,7 @@ pub(super) const SHARD: &str = "shardRange(object.metadata.uid,+'0x0000000000000
 
 /// A request, by default a GET without headers.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one request")]
 pub(super) struct TestRequest {
     method: &'static str,
     uri: String,
@@ -28,6 +29,7 @@ pub(super) struct TestRequest {
     impersonates: bool,
     is_filtered: bool,
     is_reduced: bool,
+    has_settled_definitions: bool,
     coverage: CacheCoverage,
 }
 
@@ -40,6 +42,7 @@ pub(super) fn get(uri: impl Into<String>) -> TestRequest {
         impersonates: false,
         is_filtered: false,
         is_reduced: false,
+        has_settled_definitions: true,
         coverage: CacheCoverage::default(),
     }
 }
@@ -66,6 +69,11 @@ impl TestRequest {
         Self { is_reduced: true, ..self }
     }
 
+    /// Sends the request right after a definition has changed.
+    pub(super) fn after_change(self) -> Self {
+        Self { has_settled_definitions: false, ..self }
+    }
+
     /// Filters the response.
     pub(super) fn filtered(self) -> Self {
         Self { is_filtered: true, ..self }
@@ -82,7 +90,7 @@ impl TestRequest {
         let query = UrlQuery::parse(query);
         let info = RequestInfo::parse(self.method, path, &query).expect("a path that the apiserver takes apart");
         let method = Method::from_bytes(self.method.as_bytes()).expect("a method");
-        let Self { accept, user_agent, impersonates, is_filtered, is_reduced, ref coverage, .. } = *self;
+        let Self { accept, user_agent, impersonates, is_filtered, is_reduced, has_settled_definitions, .. } = *self;
         let input = ReadRouteInput {
             method: &method,
             info: &info,
@@ -93,8 +101,9 @@ impl TestRequest {
             is_feed_request: false,
             is_filtered,
             is_reduced,
+            has_settled_definitions,
         };
-        route(&input, resource(&info).as_ref(), coverage).map(|(_, route)| route)
+        route(&input, resource(&info).as_ref(), &self.coverage).map(|(_, route)| route)
     }
 
     /// Returns the route as a line of text.
@@ -177,8 +186,21 @@ fn resource(info: &RequestInfo) -> Option<UpstreamResource> {
         format!("{kind}List").into(),
         if origin == ResourceOrigin::BuiltIn { FeedEncoding::Protobuf } else { FeedEncoding::Json },
     );
+    let printer = TablePrinter::new(&[]).map(Arc::new).filter(|_| kind == "Planet");
     let (kind, fields, edition) = (kind.into(), Arc::new(fields), None);
-    Some(UpstreamResource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, pages, edition })
+    Some(UpstreamResource {
+        gvr,
+        kind,
+        list_kind,
+        namespaced,
+        watchable,
+        origin,
+        encoding,
+        fields,
+        pages,
+        edition,
+        printer,
+    })
 }
 
 fn summary(route: &Result<ReadRoute, ForwardReason>) -> String {

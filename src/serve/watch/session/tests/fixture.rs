@@ -318,7 +318,19 @@ fn pod_resource() -> UpstreamResource {
     let (namespaced, watchable, origin) = (true, true, ResourceOrigin::BuiltIn);
     let (encoding, pages) = (FeedEncoding::Json, ListPageSource::default());
     let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
-    UpstreamResource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, pages, edition }
+    UpstreamResource {
+        gvr,
+        kind,
+        list_kind,
+        namespaced,
+        watchable,
+        origin,
+        encoding,
+        fields,
+        pages,
+        edition,
+        printer: None,
+    }
 }
 
 pub(super) fn added(name: &str, app: &str, rv: u64) -> ObjectChange {
