@@ -103,13 +103,14 @@ pub async fn trust(
     // A verifier reports a wrong name only for a certificate that it trusts.
     let no_host = ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into());
     let issuer = match listener.shake(client, no_host).await {
-        Err(error) if !is_wrong_name(&error) => {
-            CheckFinding::warning(AREA, format!("clients with upstream's CA, as pods have it, do not trust tls.certificate: {error}"))
-                .with_remedy(
-                    "have the cluster's authority sign it (deploy/certificate.sh), or give clients its CA \
+        Err(error) if !is_wrong_name(&error) => CheckFinding::warning(
+            AREA,
+            format!("clients with upstream's CA, as pods have it, do not trust tls.certificate: {error}"),
+        )
+        .with_remedy(
+            "have the cluster's authority sign it (deploy/certificate.sh), or give clients its CA \
                      (docs/GUIDES.md, \"Pods\")",
-                )
-        }
+        ),
         _ => CheckFinding::ok(AREA, "clients with upstream's CA, as pods have it, trust tls.certificate"),
     };
     let valid_for = |host: &String| -> Result<(), String> {

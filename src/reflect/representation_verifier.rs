@@ -403,8 +403,7 @@ fn is_release_unavailable(error: &UpstreamError) -> bool {
 }
 
 fn list_of(renderer: &ObjectRenderer, bodies: &[Bytes]) -> Vec<u8> {
-    let meta =
-        ListMeta { resource_version: ResourceVersion(1), continue_token: String::new(), remaining: None, shard: None };
+    let meta = ListMeta { resource_version: ResourceVersion(1), ..ListMeta::default() };
     let frame = renderer.list(&meta, bodies.len());
     let len = bodies.iter().map(|body| frame.item_len(body.len())).sum();
     let mut list = frame.head(bodies.len(), len).to_vec();

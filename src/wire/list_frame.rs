@@ -10,7 +10,7 @@ use kubeapi::protobuf::{field_len, leading_message, put_field, put_header, put_v
 use kubeapi::{MetaApiVersion, ResourceVersion};
 
 /// The list metadata of a LIST response.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListMeta {
     pub resource_version: ResourceVersion,
     /// The token of the next page; empty on the last page.

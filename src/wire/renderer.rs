@@ -288,7 +288,7 @@ impl ObjectRenderer {
     /// Returns the body of a GET response from a rendered body: a printed row has the Table around it.
     pub fn sole_body(&self, body: Bytes, rv: ResourceVersion) -> Bytes {
         let RenderMethod::Print(print) = &self.state.method else { return body };
-        let meta = ListMeta { resource_version: rv, continue_token: String::new(), remaining: None };
+        let meta = ListMeta { resource_version: rv, ..ListMeta::default() };
         let head = table::head(&meta, print.printer.definitions());
         [head.as_bytes(), &body, table::TAIL.as_bytes()].concat().into()
     }

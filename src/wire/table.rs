@@ -146,13 +146,14 @@ impl TablePageRow<'_> {
 /// count of remaining rows.
 pub fn table_list(page: &TablePage<'_>, continue_token: &str) -> [Bytes; 2] {
     let TablePage { resource_version, columns, .. } = *page;
-    let meta = ListMeta { resource_version, continue_token: continue_token.to_owned(), remaining: None };
+    let meta = ListMeta { resource_version, continue_token: continue_token.to_owned(), ..ListMeta::default() };
     [format!("{TYPE_META}{}", head(&meta, columns)).into(), Bytes::from_static(b"]}\n")]
 }
 
 /// Returns what comes between the type and the rows of a Table.
 pub(super) fn head(meta: &ListMeta, columns: &str) -> String {
-    let ListMeta { resource_version, continue_token, remaining } = meta;
+    // A Table does not show the shard (R-SHARD-2).
+    let ListMeta { resource_version, continue_token, remaining, shard: _ } = meta;
     let next = match continue_token.as_str() {
         "" => String::new(),
         token => format!(r#","continue":"{token}""#),

@@ -139,8 +139,7 @@ fn expected(feed: &FeedHandle, read: &ListPageRequest, renderer: &ObjectRenderer
     let found: Vec<_> = all.iter().copied().filter(|object| read.view.matches(object)).take(limit).collect();
     let last = found.last().filter(|_| found.len() == limit);
     let left = last.map_or(0, |last| all.iter().filter(|object| object.key > last.key).count());
-    let mut meta =
-        ListMeta { resource_version: snapshot.rv, continue_token: String::new(), remaining: None, shard: None };
+    let mut meta = ListMeta { resource_version: snapshot.rv, ..ListMeta::default() };
     if let (Some(last), true) = (last, left > 0) {
         let at = ContinueVersion::Version(snapshot.rv);
         meta.continue_token = ContinueToken::after(at, &last.key, read.in_namespace).encode(read.pages);

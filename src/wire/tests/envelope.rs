@@ -120,8 +120,7 @@ fn list_metadata_renders_like_the_apiserver() {
 #[test]
 fn list_uses_the_list_kind_of_the_crd() {
     let envelope = pods_of(FeedEncoding::Json, JsonLayout::Custom, "PodCollection");
-    let meta =
-        ListMeta { resource_version: ResourceVersion(7), continue_token: String::new(), remaining: None, shard: None };
+    let meta = ListMeta { resource_version: ResourceVersion(7), ..ListMeta::default() };
     let list = rendered(&envelope, &meta, &[]);
     assert!(list.windows(23).any(|window| window == br#""kind":"PodCollection","#.as_slice()));
 }
