@@ -7,7 +7,7 @@
 #   kube-fanout_VERSION_ARCH.deb, kube-fanout-VERSION-1.ARCH.rpm
 #   kube-fanout-VERSION.image.tar      the image for all targets, as an OCI archive
 #   kube-fanout-VERSION.tgz            the Helm chart
-#   kube-fanout-VERSION.krew.yaml, .notes.md, .intoto.json  see release_documents.py
+#   kube-fanout-VERSION.krew.yaml, .notes, .intoto.json  see release_documents.py
 #   SHA256SUMS, SHA256SUMS.minisig     sums of all others, and their signature
 #
 # The same sources make the same bytes, if the compilers are the same.

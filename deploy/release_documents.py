@@ -3,7 +3,7 @@
 
 - kube-fanout-VERSION.krew.yaml: the manifest of the kubectl plugin, for krew's index or `kubectl krew install
   --manifest`.
-- kube-fanout-VERSION.notes.md: the version's section of CHANGELOG.md.
+- kube-fanout-VERSION.notes: the version's section of CHANGELOG.md.
 - kube-fanout-VERSION.intoto.json: the provenance of all files, an in-toto statement with a predicate of SLSA 1.0. It is
   not signed itself: the signature of SHA256SUMS covers it."""
 
@@ -91,7 +91,7 @@ def main():
     folder, version, revision, epoch = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
     prefix = f"kube-fanout-{version}"
     (folder / f"{prefix}.krew.yaml").write_text(krew(sorted(folder.glob("*-linux-musl.tar.gz")), version))
-    (folder / f"{prefix}.notes.md").write_text(notes(version))
+    (folder / f"{prefix}.notes").write_text(notes(version))
     statement = provenance(sorted(folder.iterdir()), version, revision, epoch)
     (folder / f"{prefix}.intoto.json").write_text(json.dumps(statement, indent=2) + "\n")
 

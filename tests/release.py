@@ -299,7 +299,7 @@ def compare_provenance(version):
     sums = {line.split("  ")[1]: line.split("  ")[0] for line in (DIST / "SHA256SUMS").read_text().splitlines()}
     del sums[name]
     assert subjects == sums, f"the provenance and the sums differ: {set(subjects.items()) ^ set(sums.items())}"
-    assert (DIST / f"kube-fanout-{version}.notes.md").read_text().strip(), "no notes"
+    assert (DIST / f"kube-fanout-{version}.notes").read_text().strip(), "no notes"
 
 
 def sign(folder):

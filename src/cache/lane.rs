@@ -451,7 +451,8 @@ fn labels(selector: &Selector) -> impl Iterator<Item = SelectiveTerms> {
 fn shard(selector: &Selector) -> Option<SelectiveTerms> {
     let shard = selector.shard.as_ref()?;
     let mut by_depth = (0..=SHARD_DEPTH).rev().map(|depth| shard_nodes(shard, depth));
-    let nodes = by_depth.find(|nodes| nodes.len() <= LANE_VALUES_MAX)?;
+    // All hashes together are no selection.
+    let nodes = by_depth.find(|nodes| nodes.len() <= LANE_VALUES_MAX).filter(|nodes| **nodes != [1])?;
     Some((LaneTermSelectivity::Shard, nodes.into_iter().map(|node| LaneTerm::Shard(shard.key(), node)).collect()))
 }
 

@@ -283,6 +283,11 @@ impl ResourceCatalog {
         !is_aggregated && state.served.resources.keys().any(has)
     }
 
+    /// Whether it is known that no server behind upstream answers for any group.
+    pub fn has_only_local_groups(&self) -> bool {
+        self.shared.state.read().known.aggregated.as_ref().is_some_and(|aggregated| aggregated.iter().next().is_none())
+    }
+
     /// Applies the complete contents of one of the proxy's discovery feeds. After this, they are not requested from
     /// upstream. Returns whether anything changed.
     pub fn apply_feed<'a>(&self, from: ApiDefinitionKind, all: impl Iterator<Item = &'a ApiDefinition>) -> bool {

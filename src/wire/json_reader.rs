@@ -144,7 +144,7 @@ impl JsonPaths {
         };
         let fields: Vec<_> = self.fields.fields.iter().map(value).collect();
         let attributes =
-            SelectableAttributes::new(&labels, &fields).with_uid(texts[UID].as_deref().unwrap_or_default());
+            SelectableAttributes::new(&labels, &fields).with_uid(texts[UID].as_deref().unwrap_or_default().as_bytes());
         Ok(DecodedObjectFields { key, rv, rv_at, attributes })
     }
 }

@@ -86,14 +86,14 @@ impl ProtoPaths {
     /// whether the object closes the initial events.
     pub(super) fn read(&self, body: &[u8], named: bool) -> Result<(DecodedObjectFields, bool), WireError> {
         let (at, len) = protobuf::leading_message(body).ok_or(WireError::NoMetadata)?;
-        let (mut name, mut namespace, mut uid, mut version) = ("", "", "", "");
+        let (mut name, mut namespace, mut uid, mut version) = ("", "", [].as_slice(), "");
         let (mut labels, mut initial_events_end) = (Vec::new(), false);
         let mut metadata = FieldReader::new(&body[at..at + len]);
         while let Some(field) = metadata.next_field()? {
             match field.number {
                 META_NAME => name = field.text()?,
                 META_NAMESPACE => namespace = field.text()?,
-                META_UID => uid = field.text()?,
+                META_UID => uid = field.bytes()?,
                 META_RESOURCE_VERSION if !version.is_empty() => return Err(WireError::BadResourceVersion),
                 META_RESOURCE_VERSION => version = field.text()?,
                 META_LABELS => labels.push(map_entry(field.bytes()?)?),

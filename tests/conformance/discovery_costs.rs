@@ -151,7 +151,7 @@ async fn change(direct: &Http, through: &Http, n: usize) -> Duration {
 
 async fn cold_starts_are_cheap(bed: Bed<Box<Plane>>, is_watching: bool) {
     let form = if is_watching { "watching" } else { "not watching" };
-    let (direct, count) = (bed.direct(), bed::number("DISCOVERY_DEFINITIONS", 20) as usize);
+    let (direct, count) = (bed.direct(), usize::try_from(bed::number("DISCOVERY_DEFINITIONS", 20)).expect("a number"));
     let create = |n| direct.create(DEFINITIONS, thing(n));
     stream::iter(0..count).map(create).buffer_unordered(AT_ONCE).for_each(async |_| {}).await;
     eventually("the apiserver has all documents", async || {

@@ -55,7 +55,7 @@ impl SelectableAttributes {
 
     /// Returns the same attributes for an object with the given UID.
     #[must_use]
-    pub fn with_uid(self, uid: &str) -> Self {
+    pub fn with_uid(self, uid: &[u8]) -> Self {
         Self { uid_hash: shard_hash(uid), ..self }
     }
 
@@ -134,8 +134,8 @@ impl SelectableAttributes {
 }
 
 /// The hash of KEP-5866: 64-bit FNV-1a.
-pub fn shard_hash(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+pub fn shard_hash(text: &[u8]) -> u64 {
+    text.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// Returns the lowest seven bits of a number as an ASCII character.

@@ -52,7 +52,7 @@ impl ShardKey {
     pub fn hash_of(self, key: &ObjectKey, attributes: &SelectableAttributes) -> u64 {
         match self {
             Self::Uid => attributes.uid_hash(),
-            Self::Namespace => shard_hash(key.namespace()),
+            Self::Namespace => shard_hash(key.namespace().as_bytes()),
         }
     }
 }
@@ -174,7 +174,7 @@ mod tests {
         for (text, hash) in
             [("", 0xcbf2_9ce4_8422_2325), ("a", 0xaf63_dc4c_8601_ec8c), ("foobar", 0x8594_4171_f739_67e8)]
         {
-            assert_eq!(shard_hash(text), hash);
+            assert_eq!(shard_hash(text.as_bytes()), hash);
         }
     }
 
@@ -185,7 +185,8 @@ mod tests {
             let text = HALF.replace("uid", key).replace("0x0000000000000000", start);
             let selector = ShardSelector::parse(&text.replace("0x8000000000000000", end)).expect("valid");
             let of = |namespace, uid: &str| {
-                selector.matches(&ObjectKey::new(namespace, "p"), &SelectableAttributes::default().with_uid(uid))
+                selector
+                    .matches(&ObjectKey::new(namespace, "p"), &SelectableAttributes::default().with_uid(uid.as_bytes()))
             };
             [of("a", "foobar"), of("foobar", "a")]
         };

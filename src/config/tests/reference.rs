@@ -209,7 +209,7 @@ fn row(key: &ConfigKey) -> String {
         max => format!("{}–{}", grouped(&schema["minimum"]), grouped(max)),
     };
     let bounds = key.attribute("x-bounds").map_or(within, str::to_owned);
-    let [kind, default, bounds] = [kind, &default, &bounds].map(|text| cell(text));
+    let [kind, default, bounds] = [kind, &default, &bounds].map(cell);
     format!("| `{}` |{kind}|{default}|{bounds}| {} |", key.path, key.meaning())
 }
 

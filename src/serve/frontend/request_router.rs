@@ -10,7 +10,7 @@ use crate::listing::{LimitExceeded, ListPageRequest};
 use crate::serve::audit::AuditDecision;
 use crate::serve::forward::is_short_table;
 use crate::serve::peers::DownstreamReviewHandler;
-use crate::serve::read::{AuthorizedRead, NotServable, ReadRequest, has_visible_part};
+use crate::serve::read::{AuthorizedRead, CacheReadResult, NotServable, ReadRequest, has_visible_part};
 use crate::serve::response::{
     LIST_RETRY_SECONDS, ResponseBody, put_stale_rules, too_many, too_many_waiting, unavailable,
 };
@@ -65,26 +65,7 @@ impl HttpFrontend {
                 routed => routed,
             };
             let (resource, route) = match routed {
-                Err(ForwardReason::NonResource) => return Box::pin(self.document(request)).await,
-                Err(ForwardReason::Verb) if DownstreamReviewHandler::is_proxy_review(&request) => {
-                    return Box::pin(self.review(request)).await;
-                }
-                Err(ForwardReason::Verb) if self_review::is_filterable(&request, &config.filter) => {
-                    return Box::pin(async {
-                        let caller = request.caller.clone();
-                        let response = self.forward(request, ForwardReason::Verb).await;
-                        let deps = (&self.shared.catalog, &config.coverage, &self.shared.authorizer);
-                        self_review::with_filtered_reads(response, &caller, deps).await
-                    })
-                    .await;
-                }
-                Err(reason) => {
-                    let is_table = reason == ForwardReason::Table
-                        && request.info.verb == RequestVerb::List
-                        && is_short_table(Some(&request.info), &request.query);
-                    request.context.is_permitted = is_table && self.permits(&mut request, resource).await;
-                    return self.forward(request, reason).await;
-                }
+                Err(reason) => return Box::pin(self.not_cached(request, resource, reason)).await,
                 Ok(_) if !self.shared.authorizer.may_read_cache(&request.caller) => {
                     return self.forward(request, ForwardReason::Anonymous).await;
                 }
@@ -110,26 +91,7 @@ impl HttpFrontend {
                     let served = self.while_waiting(&request.caller, &request.query, reading.as_mut()).await;
                     served.map_err(NotServable::from).flatten()
                 }
-                ReadRoute::List(read @ ListPageRequest { representation: Representation::Table(_), .. }) => {
-                    Box::pin(self.forwarding.filtered_table(authorized, read)).await
-                }
-                ReadRoute::List(read) => {
-                    // Upstream would deny what it prints for a caller who may read only a part.
-                    let rows = match read.representation {
-                        Representation::Printed(include) if permission.namespaces().is_some() => {
-                            Some(ListPageRequest { representation: Representation::Table(include), ..read.clone() })
-                        }
-                        _ => None,
-                    };
-                    let mut reading = Box::pin(self.reader.list(authorized, read));
-                    let served = self.while_waiting(&request.caller, &request.query, reading.as_mut()).await;
-                    match (served.map_err(NotServable::from).flatten(), rows) {
-                        (Err(NotServable::Forward(ForwardReason::NotDerivable)), Some(rows)) => {
-                            Box::pin(self.forwarding.filtered_table(authorized, rows)).await
-                        }
-                        (served, _) => served,
-                    }
-                }
+                ReadRoute::List(read) => Box::pin(self.list(authorized, read)).await,
                 ReadRoute::Watch(read) => Box::pin(self.watches.open(&mut request, permission, resource, read)).await,
             };
             let mut response = match served {
@@ -145,6 +107,54 @@ impl HttpFrontend {
                 response.extensions_mut().insert(decision);
             }
             return response;
+        }
+    }
+
+    /// Answers a request that the route keeps from the cache of objects.
+    async fn not_cached(
+        &self,
+        mut request: Box<ReadRequest>,
+        resource: Option<&UpstreamResource>,
+        reason: ForwardReason,
+    ) -> Response<ResponseBody> {
+        let config = self.shared.config.get();
+        match reason {
+            ForwardReason::NonResource => self.document(request).await,
+            ForwardReason::Verb if DownstreamReviewHandler::is_proxy_review(&request) => self.review(request).await,
+            ForwardReason::Verb if self_review::is_filterable(&request, &config.filter) => {
+                let caller = request.caller.clone();
+                let response = self.forward(request, reason).await;
+                let deps = (&self.shared.catalog, &config.coverage, &self.shared.authorizer);
+                self_review::with_filtered_reads(response, &caller, deps).await
+            }
+            _ => {
+                let is_table = reason == ForwardReason::Table
+                    && request.info.verb == RequestVerb::List
+                    && is_short_table(Some(&request.info), &request.query);
+                request.context.is_permitted = is_table && self.permits(&mut request, resource).await;
+                self.forward(request, reason).await
+            }
+        }
+    }
+
+    /// Lists a page. If it is to be printed and cannot be, a caller who may read only a part, and whom upstream would
+    /// therefore deny it, gets the rows that upstream prints.
+    async fn list(&self, authorized: AuthorizedRead<'_>, read: ListPageRequest) -> CacheReadResult {
+        let AuthorizedRead { request, permission, .. } = authorized;
+        let rows = match read.representation {
+            Representation::Table(_) => return self.forwarding.filtered_table(authorized, read).await,
+            Representation::Printed(include) if permission.namespaces().is_some() => {
+                Some(ListPageRequest { representation: Representation::Table(include), ..read.clone() })
+            }
+            _ => None,
+        };
+        let mut reading = Box::pin(self.reader.list(authorized, read));
+        let served = self.while_waiting(&request.caller, &request.query, reading.as_mut()).await;
+        match (served.map_err(NotServable::from).flatten(), rows) {
+            (Err(NotServable::Forward(ForwardReason::NotDerivable)), Some(rows)) => {
+                self.forwarding.filtered_table(authorized, rows).await
+            }
+            (served, _) => served,
         }
     }
 

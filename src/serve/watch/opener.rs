@@ -257,7 +257,8 @@ impl FeedResolver {
                 let wait = WatchTimeout::of(read.timeout_seconds).capped(BACKFILL_WAIT_MAX);
                 // The history may come after the end of a short watch, and upstream may have it now. Its client may not
                 // wait for a response longer than the watch lasts.
-                let is_short = wait < BACKFILL_WAIT_MAX && !is_part;
+                // Upstream may not know shards.
+                let is_short = wait < BACKFILL_WAIT_MAX && !is_part && view.selector().shard.is_none();
                 let wait = if is_short { wait / 2 } else { wait };
                 let waited = self.hold(feed, wait, feed.resume_backfills.wait(from, &view, reader)).await?;
                 if waited.is_none() && is_short {

@@ -133,7 +133,7 @@ fn bookmark_has_an_empty_key() {
 fn uid_is_read_from_every_encoding() {
     for (encoding, shape) in FEEDS {
         let (_, object, _) = change(encoding, shape, &Pod::default(), "ADDED");
-        assert_eq!(object.attributes.uid_hash(), kubeapi::shard_hash("u-1"), "{encoding}");
+        assert_eq!(object.attributes.uid_hash(), kubeapi::shard_hash(b"u-1"), "{encoding}");
     }
 }
 

@@ -95,10 +95,11 @@ impl DocumentRequest {
 fn is_served_by_upstream(path: &str, catalog: &ResourceCatalog) -> bool {
     match group_version(path) {
         Some((group, version)) => catalog.is_local_group(group, version),
-        None => {
-            [VERSION, "/api", "/api/v1", "/apis", OPENAPI_V2, OPENAPI_V3].contains(&path)
-                || root_of(path) == Some(OPENAPI_V3)
+        None if root_of(path) == Some(OPENAPI_V3) => {
+            // Each aggregated server has documents such as `version`, and upstream asks any server that has one.
+            ["/openapi/v3/api", "/openapi/v3/api/v1"].contains(&path) || catalog.has_only_local_groups()
         }
+        None => [VERSION, "/api", "/api/v1", "/apis", OPENAPI_V2, OPENAPI_V3].contains(&path),
     }
 }
 

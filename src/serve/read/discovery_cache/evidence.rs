@@ -4,8 +4,9 @@
 //! | Root | Below it | Equal if |
 //! |---|---|---|
 //! | aggregated `/api` and `/apis` | `/api/v1`, `/apis/GROUP/VERSION` as JSON | the same resources, in any order and without `storageVersionHash`, which a root lacks |
-//! | | `/apis/GROUP` as JSON | the same versions in the same order |
 //! | `/openapi/v3` | `/openapi/v3/PATH` | its `ETag` is the hash in the root |
+//!
+//! `/apis/GROUP` is compared with upstream itself: it follows APIServices, and a root the servers of the group.
 //!
 //! The contents are compared, not the times of two requests: another apiserver behind the same address may have answered
 //! the other request.
@@ -14,7 +15,7 @@ use std::collections::HashMap;
 
 use http::HeaderMap;
 use http::header::ETAG;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroup, APIResource, APIResourceList};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIResource, APIResourceList};
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 
@@ -50,7 +51,7 @@ impl DocumentEvidence {
                 let etag = headers.get(ETAG).and_then(|etag| etag.as_bytes().strip_prefix(b"\"")?.strip_suffix(b"\""));
                 Self { own: etag.map(Into::into), ..Self::default() }
             }
-            (_, Some(_)) => Self { own: resource_list(body).or_else(|| group(body)), ..Self::default() },
+            (_, Some(_)) => Self { own: resource_list(body), ..Self::default() },
             (_, None) => Self::default(),
         }
     }
@@ -90,10 +91,6 @@ fn groups(root: &str, json: &[u8]) -> Option<HashMap<String, Evidence>> {
     let AggregatedDiscoveryList { items, .. } = serde_json::from_slice(json).ok()?;
     let mut below = HashMap::new();
     for GroupDiscovery { metadata: DiscoveryName { name: group }, versions } in items {
-        if !group.is_empty() {
-            let versions: Vec<_> = versions.iter().map(|version| version.version.as_str()).collect();
-            below.insert(format!("{root}/{group}"), versions_evidence(&group, &versions));
-        }
         for VersionDiscovery { version, resources } in versions {
             let group_version = if group.is_empty() { version } else { format!("{group}/{version}") };
             let all = resources.into_iter().flat_map(in_list);
@@ -146,19 +143,6 @@ fn resources_evidence(group_version: &str, resources: impl IntoIterator<Item = A
     let mut all: Vec<_> = resources.into_iter().map(facts).collect();
     all.sort_unstable();
     digest(&SHA256, format!("{group_version} {all:?}").as_bytes()).as_ref().into()
-}
-
-/// `None` if the client's address or a preference of another version than the first is part of the document.
-fn group(json: &[u8]) -> Option<Evidence> {
-    let group: APIGroup = serde_json::from_slice(json).ok()?;
-    let versions: Vec<_> = group.versions.iter().map(|version| version.version.as_str()).collect();
-    let is_plain =
-        group.server_address_by_client_cidrs.is_none() && group.preferred_version.as_ref() == group.versions.first();
-    is_plain.then(|| versions_evidence(&group.name, &versions))
-}
-
-fn versions_evidence(group: &str, versions: &[&str]) -> Evidence {
-    digest(&SHA256, format!("{group} {versions:?}").as_bytes()).as_ref().into()
 }
 
 #[cfg(test)]
@@ -232,20 +216,6 @@ mod tests {
         shorter["resources"].as_array_mut().expect("a list").pop();
         assert_ne!(own(path, &shorter).as_deref(), root.of(path));
         assert_eq!(own(path, &json!("k8s\0")), None, "other encodings prove nothing");
-    }
-
-    #[test]
-    fn root_proves_the_group_with_the_same_order_of_versions_only() {
-        let version = |name: &str| json!({"groupVersion": format!("g.io/{name}"), "version": name});
-        let group = |names: [&str; 2], preferred: &str| json!({"kind": "APIGroup", "name": "g.io", "versions": names.map(version), "preferredVersion": version(preferred)});
-        let (root, path) = (root("/apis", &aggregated()), "/apis/g.io");
-        assert!(root.of(path).is_some());
-        assert_eq!(own(path, &group(["v1", "v1beta1"], "v1")).as_deref(), root.of(path));
-        assert_ne!(own(path, &group(["v1beta1", "v1"], "v1beta1")).as_deref(), root.of(path));
-        assert_eq!(own(path, &group(["v1", "v1beta1"], "v1beta1")), None);
-        let mut of_client = group(["v1", "v1beta1"], "v1");
-        of_client["serverAddressByClientCIDRs"] = json!([{"clientCIDR": "0.0.0.0/0", "serverAddress": "a"}]);
-        assert_eq!(own(path, &of_client), None);
     }
 
     #[test]
