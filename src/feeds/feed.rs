@@ -39,6 +39,8 @@ pub struct Feed {
     proxies: AtomicUsize,
     last_used: Mutex<Instant>,
     last_read: Mutex<Option<Instant>>,
+    /// The last time at which an object could not be printed as a row of a Table.
+    unprintable_at: Mutex<Option<Instant>>,
     pub(super) retired: CancellationToken,
     /// The time until which upstream may still use the definition for which the previous feed was retired.
     settled: Option<Instant>,
@@ -62,6 +64,9 @@ struct FeedHandleInner {
     feed: Arc<Feed>,
     is_keep_alive: AtomicBool,
 }
+
+/// How long Tables are not printed after an object could not be, because each attempt may cost a page.
+const UNPRINTABLE_FOR: Duration = Duration::from_secs(60);
 
 impl Feed {
     pub(super) fn new(
@@ -89,6 +94,7 @@ impl Feed {
             proxies: AtomicUsize::new(0),
             last_used: Mutex::new(Instant::now()),
             last_read: Mutex::default(),
+            unprintable_at: Mutex::default(),
             retired: CancellationToken::new(),
             settled,
             resume: Mutex::default(),
@@ -119,6 +125,16 @@ impl Feed {
             );
             self.reader.wake_all();
         }
+    }
+
+    /// Records that an object cannot be printed as a row of a Table. It may change, so this is not permanent.
+    pub fn mark_unprintable(&self) {
+        *self.unprintable_at.lock() = Some(Instant::now());
+    }
+
+    /// Whether an object could not be printed in the last minute.
+    pub fn is_unprintable(&self) -> bool {
+        self.unprintable_at.lock().is_some_and(|at| at.elapsed() < UNPRINTABLE_FOR)
     }
 
     /// Returns whether the feed replaced a retired one moments ago. If an apiserver ends the watch now, it may have

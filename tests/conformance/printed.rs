@@ -5,7 +5,10 @@ use fastrand::Rng;
 use futures_util::future::join_all;
 use serde_json::{Map, Value, json};
 
-use crate::bed::{self, Lent, Pair, Plan, RequestSpec, Seed, eventually, log_line, number, unique, version_of};
+use crate::bed::rbac::{binding, collection, may, subject};
+use crate::bed::{
+    self, Authority, Lent, Pair, Plan, RequestSpec, Seed, eventually, log_line, number, unique, version_of,
+};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 /// The Accept header of kubectl and k9s.
@@ -253,4 +256,49 @@ async fn columns_follow_the_definition(pair: &Pair<Lent>, group: &str, path: &st
     })
     .await;
     assert!(pair.same(table()).await.text().contains("\"Hue\""));
+}
+
+/// An object of one namespace ends printing for a minute. Upstream would deny the collection to a caller who may read
+/// only another namespace.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unprintable_object_does_not_hide_other_namespaces_from_filtered_callers() {
+    let Some(bed) = bed::shared().await else { return };
+    let proxy = Plan::delegated(&bed).config("reads: {filter: {groups: [readers]}}").start(&bed).await;
+    let (direct, user, group) = (bed.direct(), unique("reader"), unique("dates") + ".example.com");
+    let preserving = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    let column = json!({"name": "At", "type": "date", "jsonPath": ".spec.at"});
+    let version = json!({"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": preserving},
+        "additionalPrinterColumns": [column]});
+    let names = json!({"plural": "dates", "singular": "date", "kind": "Date"});
+    let definition = json!({"metadata": {"name": format!("dates.{group}")},
+        "spec": {"group": group, "scope": "Namespaced", "versions": [version], "names": names}});
+    direct.create(DEFINITIONS, definition).await;
+    let [own, other] = [bed.namespace("dates").await, bed.namespace("dates").await];
+    let path = |namespace: &str| format!("/apis/{group}/v1/namespaces/{namespace}/dates");
+    direct.until_ok("it is served", RequestSpec::get(&path(&own))).await;
+    for (namespace, at) in [(&own, "2023-11-30T22:13:18Z"), (&other, "2023-11-31T22:13:18Z")] {
+        let manifest = json!({"apiVersion": format!("{group}/v1"), "kind": "Date", "metadata": {"name": namespace},
+            "spec": {"at": at}});
+        direct.create(&path(namespace), manifest).await;
+    }
+    let rules = json!([{"apiGroups": [group], "resources": ["dates"], "verbs": ["list", "watch"]}]);
+    direct.create(&collection(None, "roles"), json!({"metadata": {"name": user}, "rules": rules})).await;
+    let bound = binding("dates", "ClusterRole", &user, &subject("User", &user));
+    direct.create(&collection(Some(&own), "rolebindings"), bound).await;
+    let attributes = json!({"namespace": own, "verb": "list", "group": group, "resource": "dates"});
+    may(&direct, json!({"user": user, "resourceAttributes": attributes})).await;
+    let authority = Authority::of(&bed);
+    let admin = proxy.client_of(&authority.issue(&unique("admin"), &["system:masters"]));
+    let reader = proxy.client_of(&authority.issue(&user, &["readers"]));
+    let everywhere = || RequestSpec::get(&format!("/apis/{group}/v1/dates?limit=500")).accept(TABLE);
+    eventually("printing is tried", async || {
+        let answer = admin.fetch(everywhere()).await;
+        assert_eq!(answer.value()["rows"].as_array().map(Vec::len), Some(2), "{}", answer.text());
+        (answer.header("kube-fanout-reason") == "not_derivable").then_some(())
+    })
+    .await;
+    let answer = reader.fetch(everywhere()).await;
+    assert_eq!(answer.header("kube-fanout-filtered"), "true", "{}", answer.text());
+    let names = answer.value()["rows"].as_array().into_iter().flatten().map(|row| row["cells"][0].clone()).collect();
+    assert_eq!(Value::Array(names), json!([own]));
 }

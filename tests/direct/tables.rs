@@ -99,7 +99,7 @@ async fn permitted_callers_share_table_pages_and_others_do_not() {
     assert!(later.iter().all(|answer| without_ages(answer) == without_ages(&first)));
     let more = up.counts().lists.of("pods") - before;
     assert!((1..15).contains(&more), "{more} requests for 30 of two callers");
-    // The demo upstream authorizes nobody, so what it received tells whose right was used.
+    // The demo upstream authorizes no caller, so what it received tells whose right was used.
     let other =
         app.bearing("b").request(Method::GET, &format!("{PODS}?limit=500")).header("accept", TABLE).send().await;
     assert_eq!((other.status, other.header("kube-fanout-reason")), (200, Some("table")));

@@ -166,7 +166,7 @@ impl ReadHandler {
             Err(refused) => {
                 source.refuse(&refused);
                 drop((list_permit, pin, pacer));
-                // The representation is refused permanently, so the recursion ends.
+                // The representation is now refused, so the recursion ends.
                 return Box::pin(self.list(authorized, read)).await;
             }
         };

@@ -177,7 +177,7 @@ impl FeedWithRenderer {
     /// Prints Tables of the feed's objects from now on, if the representation is one.
     ///
     /// # Errors
-    /// An object cannot be printed, or the release that wrote the objects is not known.
+    /// An object could not be printed a moment ago, or the release that wrote the objects is not known.
     pub(crate) fn printed(
         mut self,
         resource: &UpstreamResource,
@@ -185,8 +185,7 @@ impl FeedWithRenderer {
     ) -> Result<Self, NotServable> {
         if let Representation::Printed(include) = representation {
             let build = self.feed.body_release.current_build().build;
-            let is_refused = self.feed.renderings.mode(representation).is_some();
-            let deps = resource.printer.clone().zip(build).filter(|_| !is_refused);
+            let deps = resource.printer.clone().zip(build).filter(|_| !self.feed.is_unprintable());
             let renderer = deps.and_then(|(printer, build)| {
                 let envelope = self.feed.reader.verbatim().envelope();
                 ObjectRenderer::printed(envelope, printer, include, (build.minor, wall_clock()))
@@ -196,10 +195,13 @@ impl FeedWithRenderer {
         Ok(self)
     }
 
-    /// Refuses the representation permanently, because an object of this feed cannot be converted. Later requests use
-    /// another feed.
+    /// Refuses the representation, because an object of this feed cannot be converted. Later requests use another feed;
+    /// those for Tables are forwarded for a while.
     pub(crate) fn refuse(&self, refused: &TranscodeError) {
-        self.feed.refuse(self.renderer.representation().full(), Underived::UnsupportedObject, refused);
+        match self.renderer.representation().full() {
+            Representation::Printed(_) => self.feed.mark_unprintable(),
+            full => self.feed.refuse(full, Underived::UnsupportedObject, refused),
+        }
     }
 }
 
