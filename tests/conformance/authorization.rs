@@ -84,7 +84,9 @@ async fn delegated_auth_decisions_match_the_apiserver() {
     let (mut left, mut seeds) = (triples, drawn.rounds());
     let (mut reports, mut counts) = (Vec::new(), Counts::default());
     while left > 0 {
-        let Some(bed) = bed::quiet(&bed::unique("authorization")).await else { return };
+        let Some(bed) = bed::quiet_with(&bed::unique("authorization"), "ShardedListAndWatch=true").await else {
+            return;
+        };
         let pair = Pair::with(Plan::delegated(&bed), bed).await;
         let world = World::make(&pair).await;
         for _ in 0..ROUNDS.min(left.div_ceil(ROUND)) {

@@ -45,10 +45,10 @@ impl ReadHandler {
         let AuthorizedRead { request, resource, .. } = authorized;
         let (name, kind) = (Some(read.key.name()), ReadKind::Get(read.version));
         let need = FeedRequirements::new(authorized, name, read.representation, kind)?;
-        let source =
+        let mut source =
             self.sources.running_source(resource, &need).ok_or(NotServable::Forward(ForwardReason::NotCached))?;
         self.sources.wait_ready(&source, &need).await?;
-        let source = source.printed(resource, read.representation)?;
+        source.print(resource, read.representation)?;
         let feed = &source.feed;
         let changes = feed.body_release.changes_before_states();
         let current = feed.reader.current().ok_or(NotServable::FeedEnded)?;
@@ -112,13 +112,12 @@ impl ReadHandler {
         let AuthorizedRead { request, permission, resource } = authorized;
         let (name, kind) = (read.view.name(), ReadKind::List(read.plan.version));
         let need = FeedRequirements::new(authorized, name, read.representation, kind)?;
-        let source = self.sources.source(resource, &need).await?;
-        let feed = &source.feed;
-        let Some(cost) = cost::list_cost(&read.view, resource.namespaced, &feed.reader.snapshot()) else {
+        let mut source = self.sources.source(resource, &need).await?;
+        let Some(cost) = cost::list_cost(&read.view, resource.namespaced, &source.feed.reader.snapshot()) else {
             return too_expensive(request, permission);
         };
         self.sources.wait_ready(&source, &need).await?;
-        let source = source.printed(resource, read.representation)?;
+        source.print(resource, read.representation)?;
         // Boxed, so that a request that waits until then has no room for it.
         Box::pin(self.list_state(authorized, source, read, cost)).await
     }

@@ -178,11 +178,11 @@ impl FeedWithRenderer {
     ///
     /// # Errors
     /// An object could not be printed a moment ago, or the release that wrote the objects is not known.
-    pub(crate) fn printed(
-        mut self,
+    pub(crate) fn print(
+        &mut self,
         resource: &UpstreamResource,
         representation: Representation,
-    ) -> Result<Self, NotServable> {
+    ) -> Result<(), NotServable> {
         if let Representation::Printed(include) = representation {
             let build = self.feed.body_release.current_build().build;
             let deps = resource.printer.clone().zip(build).filter(|_| !self.feed.is_unprintable());
@@ -192,7 +192,7 @@ impl FeedWithRenderer {
             });
             self.renderer = renderer.ok_or(NotServable::Forward(ForwardReason::NotDerivable))?;
         }
-        Ok(self)
+        Ok(())
     }
 
     /// Refuses the representation, because an object of this feed cannot be converted. Later requests use another feed;
