@@ -135,8 +135,7 @@ impl ReadHandler {
         let changes = feed.body_release.changes_before_states();
         let snapshot = match read.plan.version {
             ResourceVersionMatch::Exact(rv) if read.plan.start.is_some() => match feed.reader.paging_snapshot(rv) {
-                // Upstream may deny the rest, or not know shards and return the objects of all of them.
-                None if permission.namespaces().is_some() || read.view.selector().shard.is_some() => {
+                None if permission.namespaces().is_some() => {
                     return Ok(request.context.status(&Status::too_old_list()));
                 }
                 state => state.ok_or_else(|| request.not_cached(ForwardReason::Continue))?,
