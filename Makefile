@@ -486,7 +486,7 @@ release: release-tools ## target/dist: archives, packages, image, chart, provena
 
 # A registry, and what installs plugins of kubectl.
 REGISTRY := github.com/distribution/distribution/v3/cmd/registry@v3.0.0
-KREW := sigs.k8s.io/krew/cmd/krew@v0.4.5
+KREW := sigs.k8s.io/krew/cmd/krew@v0.4.2
 
 .PHONY: release-check
 release-check: export PATH := $(CURDIR)/target/tools/bin:$(PATH)

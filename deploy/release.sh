@@ -95,14 +95,12 @@ pack() {
 
 # packages TARGET TREE: writes the .deb and the .rpm of an unpacked archive.
 packages() {
-  local format PACKAGE_ARCH PACKAGE_TREE=$2 PACKAGE_VERSION=$version PACKAGE_TIME
-  PACKAGE_ARCH=$(debian_name "$1")
-  PACKAGE_TIME=$(date --utc --date "@$epoch" +%Y-%m-%dT%H:%M:%SZ)
-  export PACKAGE_ARCH PACKAGE_TREE PACKAGE_VERSION PACKAGE_TIME
+  local format
+  sed -e "s|@ARCH@|$(debian_name "$1")|; s|@VERSION@|$version|; s|@TREE@|$2|" deploy/packages.yaml > "$work/packages.yaml"
   # Packages install to /usr, and the units in the repository are for /usr/local.
   mkdir "$2/systemd"
   sed 's|/usr/local/bin/|/usr/bin/|' deploy/systemd/kube-fanout.service > "$2/systemd/kube-fanout.service"
-  for format in deb rpm; do nfpm package --config deploy/packages.yaml --packager "$format" --target "$dist" >/dev/null; done
+  for format in deb rpm; do nfpm package --config "$work/packages.yaml" --packager "$format" --target "$dist" >/dev/null; done
 }
 
 # chart: the chart as Helm packages it, but for the times of its files.
