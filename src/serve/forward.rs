@@ -66,6 +66,9 @@ pub(crate) struct ForwardHandler {
     pub(crate) coalesced: RequestCoalescer,
 }
 
+/// The headers in which upstream names the flow of a request.
+const FLOW_HEADERS: [&str; 2] = ["x-kubernetes-pf-flowschema-uid", "x-kubernetes-pf-prioritylevel-uid"];
+
 impl ForwardHandler {
     /// Forwards a request unchanged. The response has a header with the reason.
     pub(crate) async fn forward(
@@ -135,7 +138,11 @@ impl ForwardHandler {
                 Err(_) if context.is_permitted => None,
                 Err(status) => return Err(status),
             };
-            if let Some(response) = response {
+            if let Some(mut response) = response {
+                if context.is_permitted {
+                    // Upstream classified the proxy's request, and not the caller's.
+                    FLOW_HEADERS.into_iter().for_each(|name| drop(response.headers_mut().remove(name)));
+                }
                 return Ok(response);
             }
         }

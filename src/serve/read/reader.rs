@@ -109,15 +109,16 @@ impl ReadHandler {
 
     /// Returns a page of a collection.
     pub(crate) async fn list(&self, authorized: AuthorizedRead<'_>, read: ListPageRequest) -> CacheReadResult {
-        let AuthorizedRead { request, permission, resource } = authorized;
-        let (name, kind) = (read.view.name(), ReadKind::List(read.plan.version));
-        let need = FeedRequirements::new(authorized, name, read.representation, kind)?;
-        let mut source = self.sources.source(resource, &need).await?;
-        let Some(cost) = cost::list_cost(&read.view, resource.namespaced, &source.feed.reader.snapshot()) else {
-            return too_expensive(request, permission);
+        // What is copied out of the arguments takes room of every waiting request.
+        let kind = ReadKind::List(read.plan.version);
+        let need = FeedRequirements::new(authorized, read.view.name(), read.representation, kind)?;
+        let mut source = self.sources.source(authorized.resource, &need).await?;
+        let is_namespaced = authorized.resource.namespaced;
+        let Some(cost) = cost::list_cost(&read.view, is_namespaced, &source.feed.reader.snapshot()) else {
+            return too_expensive(authorized.request, authorized.permission);
         };
         self.sources.wait_ready(&source, &need).await?;
-        source.print(resource, read.representation)?;
+        source.print(authorized.resource, read.representation)?;
         // Boxed, so that a request that waits until then has no room for it.
         Box::pin(self.list_state(authorized, source, read, cost)).await
     }

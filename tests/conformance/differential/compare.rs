@@ -161,6 +161,13 @@ impl Received {
         !self.answer.status.is_success() && !self.answer.headers.keys().any(classified)
     }
 
+    /// Whether this is a Table that the proxy requested, which callers share.
+    fn is_shared_table(&self) -> bool {
+        let headers = &self.answer.headers;
+        let is_classified = headers.keys().any(|name| name.as_str().starts_with("x-kubernetes-pf-"));
+        !is_classified && self.answer.header("kube-fanout-reason") == "table"
+    }
+
     fn bytes(&self) -> Vec<u8> {
         let messages = self.messages.iter().flatten().map(String::as_bytes);
         messages.fold(self.answer.body.to_vec(), |all, message| [&all, message].concat())
@@ -230,7 +237,7 @@ impl Servers {
         {
             direct.remove_managed_fields();
         }
-        let own = cached || through.as_ref().is_ok_and(Received::is_refusal);
+        let own = cached || through.as_ref().is_ok_and(|seen| seen.is_refusal() || seen.is_shared_table());
         let watch = direct.as_ref().is_ok_and(Received::is_watch);
         let resent = [&direct, &through].iter().any(|received| received.as_ref().is_ok_and(|received| received.resent));
         let same =
