@@ -132,10 +132,11 @@ impl NarrowLanes {
                     let labels = both().flat_map(|object| self.labels(object));
                     labels.for_each(|(key, _)| look_up(LaneTerm::HasLabel(key)));
                 }
-                LaneTerm::Shard(key, first) => both().for_each(|object| {
-                    let hash = key.hash_of(&event.object.key, object);
+                // An object never changes its UID and namespace.
+                LaneTerm::Shard(key, first) => {
+                    let hash = key.hash_of(&event.object.key, now);
                     look_up(LaneTerm::Shard(*key, shard_node(hash, *first)));
-                }),
+                }
             }
         }
     }
