@@ -355,8 +355,7 @@ impl UpstreamClient {
             Ok(response) => {
                 let headers = response.headers().clone();
                 let body = read_whole(response.into_body(), bytes_max, goes_on).await?;
-                // What was read into may be twice as large, and copies are kept.
-                Ok(Some(CachedDocument { headers, body: Bytes::copy_from_slice(&body) }))
+                Ok(Some(CachedDocument { headers, body }))
             }
             Err(error) if error.code() == Some(304) => Ok(None),
             Err(error) => Err(error),

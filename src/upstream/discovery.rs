@@ -260,15 +260,15 @@ impl ResourceCatalog {
     }
 
     /// Returns the time since which nothing has changed that discovery depends on; `None` if a change may go unnoticed.
-    pub fn unchanged_since(&self) -> Option<Instant> {
+    fn unchanged_since(&self) -> Option<Instant> {
         let from_feeds = self.shared.state.read().known.from_feeds;
         (from_feeds == [true; 2]).then(|| *self.shared.changed_at.lock())
     }
 
-    /// Whether the definitions that were known at a time are those that upstream used then, if the proxy sees changes
-    /// within `lag_max`.
-    pub fn is_settled(&self, at: Instant, lag_max: Duration) -> bool {
-        self.unchanged_since().is_some_and(|since| at >= since + lag_max)
+    /// Returns the time from which on upstream uses the definitions that are known, if the proxy sees changes within
+    /// `lag_max`; `None` if a change may go unnoticed.
+    pub fn settled_since(&self, lag_max: Duration) -> Option<Instant> {
+        self.unchanged_since().map(|since| since + lag_max)
     }
 
     /// Whether upstream itself serves this group or group version, rather than a server behind it. In doubt it does only

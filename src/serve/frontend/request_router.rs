@@ -34,6 +34,7 @@ impl HttpFrontend {
         // The request is routed again if its feed ends while it waits.
         loop {
             let config = self.shared.config.get();
+            let settled_since = self.shared.catalog.settled_since(config.lag_max);
             let input = ReadRouteInput {
                 method: request.http.method(),
                 info: &request.info,
@@ -44,7 +45,7 @@ impl HttpFrontend {
                 is_feed_request: request.is_feed_request(),
                 is_filtered: false,
                 is_reduced: request.is_reduced(&config.reduced),
-                has_settled_definitions: self.shared.catalog.is_settled(request.received, config.lag_max),
+                has_settled_definitions: settled_since.is_some_and(|since| request.received >= since),
             };
             let resource = match self.resource(&request.caller, &input).await {
                 Ok(resource) => resource,

@@ -208,7 +208,7 @@ impl DiscoveryCache {
     /// Returns the time from which on upstream's documents contain all changes that the proxy has observed; `None` if a
     /// change may go unnoticed.
     fn settled_since(&self) -> Option<Instant> {
-        self.shared.catalog.unchanged_since().map(|since| since + self.shared.config.get().lag_max)
+        self.shared.catalog.settled_since(self.shared.config.get().lag_max)
     }
 
     /// Whether the build in a version document has encoded all feeds.
@@ -247,7 +247,8 @@ impl DiscoveryCache {
                     |name: HeaderName| headers.get_all(&name).iter().map(move |value| (name.clone(), value.clone()));
                 let headers = HEADERS.into_iter().flat_map(values).collect();
                 let evidence = DocumentEvidence::read(&key.path, &headers, &body);
-                Some(Arc::new(Document { headers, body, evidence }))
+                // What a document was read into may be twice as large, and copies are kept.
+                Some(Arc::new(Document { headers, body: Bytes::copy_from_slice(&body), evidence }))
             }
             (Ok(None), Some(last)) => Some(last),
             (Ok(None), None) => return Err(UpstreamError::OtherDocument(url)),
