@@ -344,7 +344,8 @@ fn not_cached(
 
 /// Returns the representation of the response, if the proxy can write it. Tables are printed from the objects of custom
 /// resources. Upstream's rows are available for watches, because their cells are as old as the events, and for filtered
-/// lists. `PartialObjectMetadataList` applies to lists, and PartialObjectMetadata to single objects and watch events. Requests for other combinations are forwarded.
+/// lists. `PartialObjectMetadataList` applies to lists, and PartialObjectMetadata to single objects and watch events.
+/// Requests for other combinations are forwarded.
 fn representation(
     choice: NegotiatedMediaType,
     verb: &RequestVerb,

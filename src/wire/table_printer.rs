@@ -1,8 +1,7 @@
 //! Tables of custom resources, printed as the apiserver prints them, from the columns of their definition (R-PRINT-1).
 //!
 //! **Exact or refused.** A definition whose columns are not all understood has no printer, and an object with a value
-//! that Go may print in another way is refused. Both are decided by the definition and the object alone, so a refusal is
-//! permanent. The cost of a row is bounded by [`ROW_BYTES_MAX`] and [`ROW_VISITS_MAX`].
+//! that Go may print in another way is refused. Both are decided by the definition and the object alone. The cost of a row is bounded by [`ROW_BYTES_MAX`] and [`ROW_VISITS_MAX`].
 
 use std::sync::Arc;
 
