@@ -23,6 +23,8 @@ mod release;
 mod retryable_request;
 mod review;
 mod secrecy;
+#[cfg(test)]
+pub(crate) mod tests;
 mod transport;
 
 pub(crate) use client::encoding_of;

@@ -78,7 +78,7 @@ mod tests {
         let fields = FieldSelector::parse(fields).expect("valid").compile(&table).expect("known fields");
         CollectionView::new(
             None,
-            Selector { labels: LabelSelector::parse(labels).expect("valid"), fields, shard: None },
+            Selector { labels: LabelSelector::parse(labels).expect("valid"), fields, ..Selector::default() },
         )
     }
 

@@ -420,7 +420,8 @@ mod tests {
             ("", "", Some("t1-a/p\0"), 9, vec!["t1.a", "t1"]),
         ] {
             let fields = FieldSelector::parse(fields).expect("valid").compile(&table).expect("known fields");
-            let selector = Selector { labels: LabelSelector::parse(labels).expect("valid"), fields, shard: None };
+            let selector =
+                Selector { labels: LabelSelector::parse(labels).expect("valid"), fields, ..Selector::default() };
             let view = CollectionView::new(None, selector);
             let mut pace = ScanPacer::new(None, (ScanQueue::at_a_time(1), CallerCpuSlices::new(1)), None);
             let found = namespaces(&snapshot, (&view, true), start, limit, &mut pace).await;

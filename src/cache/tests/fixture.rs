@@ -211,7 +211,10 @@ pub(crate) fn view(namespace: &str, labels: &str, fields_text: &str) -> Collecti
     let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
     let labels = LabelSelector::parse(labels).expect("a label selector");
     let fields = FieldSelector::parse(fields_text).and_then(|parsed| parsed.compile(&FIELDS));
-    CollectionView::new(namespace, Selector { labels, fields: fields.expect("a field selector"), shard: None })
+    CollectionView::new(
+        namespace,
+        Selector { labels, fields: fields.expect("a field selector"), ..Selector::default() },
+    )
 }
 
 /// Counts wake-ups.

@@ -117,25 +117,14 @@ fn node_field(resource: &UpstreamResource) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::upstream::tests::upstream_resource;
     use crate::wire::FeedEncoding;
-    use kubeapi::{ListPageSource, SelectableFieldTable, UrlQuery};
+    use kubeapi::UrlQuery;
 
     fn resource(group: &str, version: &str, plural: &str) -> UpstreamResource {
         let gvr = Gvr::new(group, version, plural);
-        let custom = group.contains("example");
-        UpstreamResource {
-            fields: Arc::new(SelectableFieldTable::of_builtin(&gvr)),
-            gvr,
-            kind: "Any".into(),
-            list_kind: "AnyList".into(),
-            namespaced: true,
-            watchable: true,
-            origin: if custom { ResourceOrigin::Custom } else { ResourceOrigin::BuiltIn },
-            encoding: FeedEncoding::Protobuf,
-            pages: ListPageSource::default(),
-            edition: None,
-            printer: None,
-        }
+        let origin = if group.contains("example") { ResourceOrigin::Custom } else { ResourceOrigin::BuiltIn };
+        UpstreamResource { origin, encoding: FeedEncoding::Protobuf, ..upstream_resource(gvr, "Any") }
     }
 
     fn outcome(coverage: &CacheCoverage, resource: &UpstreamResource) -> String {

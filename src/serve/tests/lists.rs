@@ -21,7 +21,7 @@ use crate::listing::{CallerCpuSlices, GzipList, ListBody, ListPageRequest, Plain
 use crate::serve::ResponseBody;
 use crate::serve::feed_spec;
 use crate::serve::limits::{ConcurrencyConfig, ConcurrencyLimits, SlowReaderLimits, SlowReaderReaper};
-use crate::upstream::{ResourceOrigin, UpstreamResource};
+use crate::upstream::tests::upstream_resource;
 use crate::wire::{
     FeedEncoding, JsonLayout, ListMeta, ObjectReader, ObjectRenderer, ObjectRevision, Representation, WatchItem,
 };
@@ -56,26 +56,9 @@ fn pod(namespace: &str, name: usize, rv: u64, padding: &str) -> ObjectRevision {
 
 /// Creates a feed of pods with these objects.
 fn feed(objects: Vec<ObjectRevision>) -> (FeedHandle, (FeedRegistry, FeedStartRequest)) {
-    let gvr = Gvr::new("", "v1", "pods");
-    let (fields, origin, encoding) =
-        (Arc::new(SelectableFieldTable::of_builtin(&gvr)), ResourceOrigin::BuiltIn, FeedEncoding::Json);
-    let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
-    let (namespaced, watchable, pages) = (true, true, ListPageSource::default());
-    let pods = UpstreamResource {
-        gvr,
-        kind,
-        list_kind,
-        namespaced,
-        watchable,
-        origin,
-        encoding,
-        fields,
-        pages,
-        edition,
-        printer: None,
-    };
+    let pods = upstream_resource(Gvr::new("", "v1", "pods"), "Pod");
     let (feeds, mut demands) = FeedRegistry::new(CacheConfig::default());
-    let feed = feeds.handle(&feed_spec(&pods, FeedScope::Cluster, encoding), None).expect("there is room");
+    let feed = feeds.handle(&feed_spec(&pods, FeedScope::Cluster, pods.encoding), None).expect("there is room");
     let mut demand = demands.try_recv().expect("the feed is demanded");
     demand.writer.replace(FeedSnapshot::from_objects(ResourceVersion(1_000), objects));
     (feed, (feeds, demand))

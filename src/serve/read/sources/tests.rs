@@ -13,8 +13,9 @@ use crate::net::{ConnectionPeer, DownstreamConnection, PeerAddress};
 use crate::serve::read::ReadRequest;
 use crate::serve::response::ResponseContext;
 use crate::serve::serve_config::{ListenerRoles, ReducedReads};
+use crate::upstream::tests::upstream_resource;
 use base::{AbortSignal, DrainTrigger};
-use kubeapi::{Gvr, ListPageSource, RequestInfo, UrlQuery};
+use kubeapi::{Gvr, RequestInfo, UrlQuery};
 
 const DEADLINE: Duration = Duration::from_secs(3);
 
@@ -285,21 +286,11 @@ fn get_uses_only_feed_of_current_crd_definition() {
 }
 
 fn widgets(edition: &str) -> UpstreamResource {
-    let gvr = Gvr::new("example.com", "v1", "widgets");
-    let (kind, list_kind, edition) = ("Widget".into(), "WidgetList".into(), Some(edition.into()));
-    let (namespaced, watchable, origin, encoding) = (true, true, ResourceOrigin::Custom, FeedEncoding::Json);
-    let (fields, pages) = (Arc::default(), ListPageSource::default());
+    let widgets = upstream_resource(Gvr::new("example.com", "v1", "widgets"), "Widget");
     UpstreamResource {
-        gvr,
-        kind,
-        list_kind,
-        namespaced,
-        watchable,
-        origin,
-        encoding,
-        fields,
-        pages,
-        edition,
-        printer: None,
+        origin: ResourceOrigin::Custom,
+        edition: Some(edition.into()),
+        fields: Arc::default(),
+        ..widgets
     }
 }

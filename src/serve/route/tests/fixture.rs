@@ -8,11 +8,12 @@ use http::Method;
 use crate::cache::CollectionView;
 use crate::serve::CacheCoverage;
 use crate::serve::route::{ForwardReason, ReadRoute, ReadRouteInput, route};
+use crate::upstream::tests::upstream_resource;
 use crate::upstream::{ResourceOrigin, UpstreamResource};
 use crate::wire::{FeedEncoding, Representation, TablePrinter};
 use kubeapi::{
-    FieldSelector, Gvr, LabelConstraint, LabelSelector, ListPageSource, RequestInfo, ResourceVersionMatch,
-    SelectableFieldTable, Selector, UrlQuery, WatchStart,
+    FieldSelector, Gvr, LabelConstraint, LabelSelector, RequestInfo, ResourceVersionMatch, SelectableFieldTable,
+    Selector, UrlQuery, WatchStart,
 };
 
 /// A shard selector as a part of a query.
@@ -181,26 +182,10 @@ fn resource(info: &RequestInfo) -> Option<UpstreamResource> {
         }
     };
     let watchable = !matches!(kind, "ComponentStatus" | "PodMetrics");
-    let pages = ListPageSource::default();
-    let (list_kind, encoding) = (
-        format!("{kind}List").into(),
-        if origin == ResourceOrigin::BuiltIn { FeedEncoding::Protobuf } else { FeedEncoding::Json },
-    );
+    let encoding = if origin == ResourceOrigin::BuiltIn { FeedEncoding::Protobuf } else { FeedEncoding::Json };
     let printer = TablePrinter::new(&[]).map(Arc::new).filter(|_| kind == "Planet");
-    let (kind, fields, edition) = (kind.into(), Arc::new(fields), None);
-    Some(UpstreamResource {
-        gvr,
-        kind,
-        list_kind,
-        namespaced,
-        watchable,
-        origin,
-        encoding,
-        fields,
-        pages,
-        edition,
-        printer,
-    })
+    let fields = Arc::new(fields);
+    Some(UpstreamResource { namespaced, watchable, origin, encoding, fields, printer, ..upstream_resource(gvr, kind) })
 }
 
 fn summary(route: &Result<ReadRoute, ForwardReason>) -> String {
@@ -273,5 +258,5 @@ pub(super) fn pods_view(namespace: &str, labels: &str, fields: &str) -> Collecti
     let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
     let labels = LabelSelector::parse(labels).expect("a label selector");
     let fields = FieldSelector::parse(fields).and_then(|parsed| parsed.compile(&table)).expect("a field selector");
-    CollectionView::new(namespace, Selector { labels, fields, shard: None })
+    CollectionView::new(namespace, Selector { labels, fields, ..Selector::default() })
 }

@@ -28,12 +28,12 @@ use crate::serve::limits::{
 };
 use crate::serve::read::FeedWithRenderer;
 use crate::serve::watch::session::{WatchBatch, WatchOptions, WatchSession, WatchTimers};
-use crate::upstream::{ResourceOrigin, UpstreamResource};
+use crate::upstream::tests::upstream_resource;
 use crate::wire::{FeedEncoding, JsonLayout, ObjectReader, ObjectRenderer, ObjectRevision, Representation, WatchItem};
 use base::{AbortSignal, DrainTrigger, DrainWatch};
 use kubeapi::{
-    EventType, Gvr, LabelSelector, ListPageSource, MetaApiVersion, RequestInfo, ResourceVersion, SelectableFieldTable,
-    Selector, UrlQuery,
+    EventType, Gvr, LabelSelector, MetaApiVersion, RequestInfo, ResourceVersion, SelectableFieldTable, Selector,
+    UrlQuery,
 };
 
 /// The environment of the watches: a feed that is live from version 10 on.
@@ -94,7 +94,14 @@ impl Stage {
         config.lane_events_max = 3;
         let (feeds, mut demands) = FeedRegistry::new(config);
         let feed = feeds
-            .handle(&feed_spec(&pod_resource(), FeedScope::Cluster, FeedEncoding::Json), None)
+            .handle(
+                &feed_spec(
+                    &upstream_resource(Gvr::new("", "v1", "pods"), "Pod"),
+                    FeedScope::Cluster,
+                    FeedEncoding::Json,
+                ),
+                None,
+            )
             .expect("there is room");
         let FeedStartRequest { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
         let objects = pods.iter().map(|(name, app, rv)| added(name, app, *rv).object);
@@ -310,27 +317,6 @@ pub(super) async fn pass_ms(milliseconds: u64) {
 pub(super) fn app_x() -> CollectionView {
     let labels = LabelSelector::parse("app=x").expect("a label selector");
     CollectionView::new(None, Selector { labels, ..Selector::everything() })
-}
-
-fn pod_resource() -> UpstreamResource {
-    let gvr = Gvr::new("", "v1", "pods");
-    let fields = Arc::new(SelectableFieldTable::of_builtin(&gvr));
-    let (namespaced, watchable, origin) = (true, true, ResourceOrigin::BuiltIn);
-    let (encoding, pages) = (FeedEncoding::Json, ListPageSource::default());
-    let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
-    UpstreamResource {
-        gvr,
-        kind,
-        list_kind,
-        namespaced,
-        watchable,
-        origin,
-        encoding,
-        fields,
-        pages,
-        edition,
-        printer: None,
-    }
 }
 
 pub(super) fn added(name: &str, app: &str, rv: u64) -> ObjectChange {
