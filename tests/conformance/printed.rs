@@ -134,16 +134,22 @@ fn is_left(index: usize) -> bool {
     index % 6 == 5
 }
 
+/// A definition of namespaced objects with any members, and with these columns.
+fn definition(group: &str, kind: &str, columns: &[Value]) -> Value {
+    let preserving = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    let version = json!({"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": preserving},
+        "additionalPrinterColumns": columns});
+    let singular = kind.to_lowercase();
+    let plural = singular.replacen("kind", "kinds", 1);
+    let names = json!({"plural": plural, "singular": singular, "kind": kind});
+    json!({"metadata": {"name": format!("{plural}.{group}")},
+        "spec": {"group": group, "scope": "Namespaced", "versions": [version], "names": names}})
+}
+
 /// Creates the definition with this index and its objects. Returns the path of the collection and the last version.
 async fn define(pair: &Pair<Lent>, group: &str, index: usize, random: &mut Rng) -> (String, u64) {
     let (plural, kind) = (format!("kinds{index}"), format!("Kind{index}"));
-    let preserving = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
-    let version = json!({"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": preserving},
-        "additionalPrinterColumns": columns(random, index)});
-    let names = json!({"plural": plural, "singular": format!("kind{index}"), "kind": kind});
-    let definition = json!({"metadata": {"name": format!("{plural}.{group}")},
-        "spec": {"group": group, "scope": "Namespaced", "versions": [version], "names": names}});
-    pair.direct.create(DEFINITIONS, definition).await;
+    pair.direct.create(DEFINITIONS, definition(group, &kind, &columns(random, index))).await;
     let path = format!("/apis/{group}/v1/namespaces/{}/{plural}", pair.namespace);
     pair.direct.until_ok("it is served", RequestSpec::get(&path)).await;
     let mut version = 0;
@@ -265,32 +271,26 @@ async fn unprintable_object_does_not_hide_other_namespaces_from_filtered_callers
     let Some(bed) = bed::shared().await else { return };
     let proxy = Plan::delegated(&bed).config("reads: {filter: {groups: [readers]}}").start(&bed).await;
     let (direct, user, group) = (bed.direct(), unique("reader"), unique("dates") + ".example.com");
-    let preserving = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
     let column = json!({"name": "At", "type": "date", "jsonPath": ".spec.at"});
-    let version = json!({"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": preserving},
-        "additionalPrinterColumns": [column]});
-    let names = json!({"plural": "dates", "singular": "date", "kind": "Date"});
-    let definition = json!({"metadata": {"name": format!("dates.{group}")},
-        "spec": {"group": group, "scope": "Namespaced", "versions": [version], "names": names}});
-    direct.create(DEFINITIONS, definition).await;
+    direct.create(DEFINITIONS, definition(&group, "Kind", &[column])).await;
     let [own, other] = [bed.namespace("dates").await, bed.namespace("dates").await];
-    let path = |namespace: &str| format!("/apis/{group}/v1/namespaces/{namespace}/dates");
+    let path = |namespace: &str| format!("/apis/{group}/v1/namespaces/{namespace}/kinds");
     direct.until_ok("it is served", RequestSpec::get(&path(&own))).await;
     for (namespace, at) in [(&own, "2023-11-30T22:13:18Z"), (&other, "2023-11-31T22:13:18Z")] {
-        let manifest = json!({"apiVersion": format!("{group}/v1"), "kind": "Date", "metadata": {"name": namespace},
+        let manifest = json!({"apiVersion": format!("{group}/v1"), "kind": "Kind", "metadata": {"name": namespace},
             "spec": {"at": at}});
         direct.create(&path(namespace), manifest).await;
     }
-    let rules = json!([{"apiGroups": [group], "resources": ["dates"], "verbs": ["list", "watch"]}]);
+    let rules = json!([{"apiGroups": [group], "resources": ["kinds"], "verbs": ["list", "watch"]}]);
     direct.create(&collection(None, "roles"), json!({"metadata": {"name": user}, "rules": rules})).await;
     let bound = binding("dates", "ClusterRole", &user, &subject("User", &user));
     direct.create(&collection(Some(&own), "rolebindings"), bound).await;
-    let attributes = json!({"namespace": own, "verb": "list", "group": group, "resource": "dates"});
+    let attributes = json!({"namespace": own, "verb": "list", "group": group, "resource": "kinds"});
     may(&direct, json!({"user": user, "resourceAttributes": attributes})).await;
     let authority = Authority::of(&bed);
     let admin = proxy.client_of(&authority.issue(&unique("admin"), &["system:masters"]));
     let reader = proxy.client_of(&authority.issue(&user, &["readers"]));
-    let everywhere = || RequestSpec::get(&format!("/apis/{group}/v1/dates?limit=500")).accept(TABLE);
+    let everywhere = || RequestSpec::get(&format!("/apis/{group}/v1/kinds?limit=500")).accept(TABLE);
     eventually("printing is tried", async || {
         let answer = admin.fetch(everywhere()).await;
         assert_eq!(answer.value()["rows"].as_array().map(Vec::len), Some(2), "{}", answer.text());
