@@ -131,7 +131,7 @@ async fn upstream_retry_after_delays_watch_retry() {
 
 #[tokio::test]
 async fn feed_backs_off_if_upstream_ends_every_watch() {
-    const REOPENINGS: usize = 6;
+    const REOPENINGS: usize = 7;
     let up = demo::upstream().pods(5).run().await;
     let retry = BackoffBounds { first: Duration::from_millis(50), ..BackoffBounds::default() };
     let app = direct::app(&up).with(|config| config.reflect.retry = retry).run().await;
