@@ -76,33 +76,25 @@ fn labels(file: &str, of: &str) -> Names {
 
 #[test]
 fn command_line_flags_are_documented() {
-    let shared = "crates/fanoutctl/src/arguments/credentials.rs";
-    flags_are_documented(&["src/config/serve_arguments.rs"], "docs/CONFIG.md");
-    flags_are_documented(&["crates/fanoutctl/src/arguments/bench.rs", shared], "docs/tools/BENCH.md");
-    flags_are_documented(&["crates/fanoutctl/src/arguments/verify.rs", shared], "docs/tools/VERIFY.md");
-}
-
-fn flags_are_documented(of_command: &[&str], document_name: &str) {
+    let (file, document_name) = ("src/config/serve_arguments.rs", "docs/CONFIG.md");
     let document: Names = in_backticks(&files::text(document_name)).flat_map(|code| quoted_of(&code)).collect();
     let mut missing = Vec::new();
     let mut found = 0;
-    for file in of_command {
-        let source = Source::parse(file, &files::text(file));
-        for at in (0..source.tokens.len()).filter(|at| source.reads(*at, &["arg", "(", "long"])) {
-            let ends_attribute = |i: usize| is(&source.tokens[i], "]");
-            let names_field =
-                |i: &usize| ends_attribute(i - 2) || is(&source.tokens[i - 2], "pub") && ends_attribute(i - 3);
-            let colon = (at..source.tokens.len()).find(|i| is(&source.tokens[*i], ":") && names_field(i));
-            let Some(colon) = colon else { continue };
-            found += 1;
-            let flag = format!("--{}", source.tokens[colon - 1].text.replace('_', "-"));
-            missing.extend((!document.contains(&flag)).then_some(flag));
-            let variable = source.tokens[at..colon].windows(3).find(|three| is(&three[0], "env") && is(&three[1], "="));
-            missing.extend(variable.map(|three| three[2].text.clone()).filter(|name| !document.contains(name)));
-        }
+    let source = Source::parse(file, &files::text(file));
+    for at in (0..source.tokens.len()).filter(|at| source.reads(*at, &["arg", "(", "long"])) {
+        let ends_attribute = |i: usize| is(&source.tokens[i], "]");
+        let names_field =
+            |i: &usize| ends_attribute(i - 2) || is(&source.tokens[i - 2], "pub") && ends_attribute(i - 3);
+        let colon = (at..source.tokens.len()).find(|i| is(&source.tokens[*i], ":") && names_field(i));
+        let Some(colon) = colon else { continue };
+        found += 1;
+        let flag = format!("--{}", source.tokens[colon - 1].text.replace('_', "-"));
+        missing.extend((!document.contains(&flag)).then_some(flag));
+        let variable = source.tokens[at..colon].windows(3).find(|three| is(&three[0], "env") && is(&three[1], "="));
+        missing.extend(variable.map(|three| three[2].text.clone()).filter(|name| !document.contains(name)));
     }
     assert!(found > 10, "the flags were not found");
-    assert_none(&format!("flags and variables of {of_command:?} that {document_name} does not have"), &missing);
+    assert_none(&format!("flags and variables of {file} that {document_name} does not have"), &missing);
 }
 
 fn quoted_of(code: &str) -> Vec<String> {
