@@ -404,6 +404,13 @@ informers: ## Kubernetes' own load test, directly and through a release build: n
 	  INFORMERS_LIST_PERCENT=100 INFORMERS_WATCH_LIST_PERCENT=35 \
 	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture large_secret_informers
 
+.PHONY: strict-reads
+strict-reads: ## LISTs without a version where few ask: little slower than directly? (ROUNDS=20; release build)
+	@tests/kube/build.sh
+	$(CARGO) build --release $(LOCKED)
+	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout STRICT_ROUNDS=$(or $(ROUNDS),20) STRICT_PERCENT=150 \
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture strict_reads::
+
 .PHONY: informers-of-events
 informers-of-events: ## Informers of Events after a deletion and an expiry: no later than directly? (ROUNDS=20; release build)
 	@tests/kube/build.sh

@@ -39,6 +39,7 @@ mod rest;
 mod restarts;
 mod shards;
 mod siege;
+mod strict_reads;
 mod tree;
 mod trial;
 mod upgrade;
