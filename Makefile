@@ -139,6 +139,12 @@ integration: ## Kubernetes' own integration tests, directly and with the proxy i
 	$(CARGO) build --release $(LOCKED)
 	@tests/integration/run.py $(ARGS)
 
+.PHONY: judges
+judges: ## Specs of controller-runtime, directly and through the proxy (ARGS="controller-runtime/cache"; minutes more when cold)
+	@tests/kube/build.sh
+	$(CARGO) build --release $(LOCKED)
+	@tests/judges/run.py $(ARGS)
+
 # `make test` draws the same in every run. The targets below draw something new each time; SEED=n, which a run prints
 # first and when it fails, repeats it.
 ifeq ($(origin SEED),undefined)
