@@ -217,7 +217,7 @@ async fn node_scope_reads_contain_every_earlier_write() {
     let passed = i64::try_from(2 * READS - cached.iter().sum::<usize>()).expect("a few");
     assert_eq!(passed, late().await - before, "{cached:?} of {READS}");
     assert!(cached.iter().all(|cached| *cached > 0), "{cached:?} of {READS}");
-    assert!(node.proxy.feed_requests("position").await > 0);
+    assert!(node.proxy.feed_requests("equality").await > 0);
 }
 
 fn summary(event: &bed::Event) -> (String, String, u64) {

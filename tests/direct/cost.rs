@@ -52,6 +52,14 @@ fn cause_of(head: &http::request::Parts) -> &'static str {
         () if is_about("tokenreviews") => "token_review",
         () if is_about("rbac.authorization.k8s.io/v1/") => "rbac",
         () if is_about("customresourcedefinitions") || is_about("apiservices") => "definitions",
+        // A list of versions.
+        () if head
+            .headers
+            .get("accept")
+            .is_some_and(|accept| accept.as_bytes().windows(14).any(|part| part == b"ObjectMetadata")) =>
+        {
+            "proof"
+        }
         // A position request, and the catch-up watch if its event is late.
         () if query.contains("timeoutSeconds=5") || query.contains("timeoutSeconds=3") => "proof",
         () if query.is_empty() => "discovery",

@@ -16,6 +16,8 @@ use verify::ApiserverGuarantee;
 
 use crate::direct::{self, Answer, Behind, Client, History, PODS, Stub, Watch, configmap};
 
+/// More than are proven by a list of their versions alone.
+const MANY: usize = 501;
 const DEFAULT_PODS: &str = "/api/v1/namespaces/default/pods";
 
 /// Number of requests for pods that upstream has answered.
@@ -141,7 +143,7 @@ async fn concurrent_readers_see_own_writes_with_shared_checks() {
 /// Between a request and its response the process, or upstream, may stall while many writes complete.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn delayed_freshness_response_does_not_cover_later_read() {
-    let up = demo::upstream().pods(5).run().await;
+    let up = demo::upstream().pods(MANY).run().await;
     let witness = up.beside();
     let (mut history, reads) = (History::following(&witness, PODS).await, Reads::default());
     let app = direct::app(&up).run().await;
