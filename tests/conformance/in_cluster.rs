@@ -281,7 +281,8 @@ async fn labelled_pods_use_node_proxy_until_label_is_removed() {
     let programs: Vec<_> = programs.collect();
     let running = watching(&bed, &labelled, &programs).await;
     let expected = i64::try_from(programs.len()).expect("three");
-    assert_eq!(open().await, expected, "each has its watch here");
+    // Metrics are at most a second old.
+    eventually("each has its watch here", async || (open().await == expected).then_some(())).await;
     assert_eq!(proxy.sum("kube_fanout_upstream_watches").await, 1 + 1, "Services for all of them, and the node's pods");
     drop(running);
     eventually("their watches end", async || (open().await == 0).then_some(())).await;
