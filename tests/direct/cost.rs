@@ -45,6 +45,7 @@ async fn relay(url: &str) -> Relay {
 fn cause_of(head: &http::request::Parts) -> &'static str {
     let is_ours = head.headers.get("user-agent").is_some_and(|agent| agent.as_bytes().starts_with(b"kube-fanout/"));
     let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
+    let accept = head.headers.get("accept").and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     let is_about = |part: &str| path.contains(part);
     match () {
         () if !is_ours => "forwarded",
@@ -52,15 +53,8 @@ fn cause_of(head: &http::request::Parts) -> &'static str {
         () if is_about("tokenreviews") => "token_review",
         () if is_about("rbac.authorization.k8s.io/v1/") => "rbac",
         () if is_about("customresourcedefinitions") || is_about("apiservices") => "definitions",
-        // A list of versions.
-        () if head
-            .headers
-            .get("accept")
-            .is_some_and(|accept| accept.as_bytes().windows(14).any(|part| part == b"ObjectMetadata")) =>
-        {
-            "proof"
-        }
-        // A position request, and the catch-up watch if its event is late.
+        // A list of versions, a position request, and the catch-up watch if its event is late.
+        () if accept.contains("ObjectMetadata") => "proof",
         () if query.contains("timeoutSeconds=5") || query.contains("timeoutSeconds=3") => "proof",
         () if query.is_empty() => "discovery",
         () => "list and watch",

@@ -17,6 +17,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -114,6 +115,10 @@ def run(binary, package, side, out, proxy):
                 [str(binary), f"--ginkgo.json-report={out / 'specs.json'}", "--ginkgo.no-color", f"--ginkgo.seed={SEED}"],
                 cwd=package, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                 timeout=MINUTES_MAX * 60)
+    except subprocess.TimeoutExpired:
+        print(f"  {side}: no end after {MINUTES_MAX} minutes", flush=True)
+        return {}, 0
+    else:
         if admin:
             metrics = urllib.request.urlopen(f"{admin}/metrics").read().decode()
             (out / "metrics").write_text(metrics)
@@ -150,6 +155,8 @@ def main():
     if unknown := [name for name in arguments.packages if name not in known]:
         parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
     OUT.mkdir(parents=True, exist_ok=True)
+    # The servers are ended in this case, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
     rows, totals = [], collections.Counter()
     for name in arguments.packages or known:
