@@ -324,8 +324,10 @@ async fn lagging_server_ends_no_watch_and_causes_few_lists() {
     let plan = |up: &RunningDemoApiserver| direct::app(up).with(|config| config.serve.fresh_wait_max = BRIEF);
     let (up, app, watches, ..) = begun_with(224, plan).await;
     // A list of the versions of fewer would prove them without a position.
-    let many = (0..500).map(|n| up.create_pod("default", &format!("one-of-many-{n}"))).last().expect("the last");
-    join_all(watches.iter().map(|watch| watch.reached(many))).await;
+    for n in 0..500 {
+        up.create_pod("default", &format!("one-of-many-{n}"));
+    }
+    join_all(watches.iter().map(|watch| watch.reached(up.revision()))).await;
     let (before, old) = (direct::whole_lists(&up, PODS), up.revision() - 5);
     let began = Instant::now();
     up.faults().lag(usize::MAX, old);
