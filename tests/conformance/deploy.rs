@@ -109,26 +109,6 @@ async fn account(bed: &Bed<Box<Plane>>, name: &str) -> (Identity, std::path::Pat
     (identity, path)
 }
 
-/// The watchable resources of the groups' preferred versions, with their paths.
-async fn served(direct: &Http) -> Vec<(String, String, String)> {
-    let groups = direct.json("/apis").await;
-    let preferred = groups["groups"].as_array().expect("groups").iter().map(|group| {
-        let version = group["preferredVersion"]["groupVersion"].as_str().expect("a version");
-        (group["name"].as_str().expect("a name").to_owned(), format!("/apis/{version}"))
-    });
-    let mut found = Vec::new();
-    for (group, prefix) in preferred.chain([(String::new(), "/api/v1".to_owned())]) {
-        for resource in direct.json(&prefix).await["resources"].as_array().expect("resources") {
-            let name = resource["name"].as_str().expect("a name").to_owned();
-            let watched = resource["verbs"].as_array().is_some_and(|verbs| verbs.contains(&json!("watch")));
-            if watched && !name.contains('/') {
-                found.push((group.clone(), name.clone(), format!("{prefix}/{name}")));
-            }
-        }
-    }
-    found
-}
-
 /// A client of an account, once the apiserver applies its permissions.
 async fn itself(bed: &Bed<Box<Plane>>, identity: &Identity) -> Http {
     let itself = Http::new(bed.target().by(identity), Protocol::H2);
@@ -176,7 +156,7 @@ async fn check_names_what_is_missing(
         let name = |name: &String| if group.is_empty() { name.clone() } else { format!("{name}.{group}") };
         names.iter().map(name).collect::<Vec<_>>()
     };
-    let served: BTreeSet<_> = served(direct).await.into_iter().map(|(group, name, _)| (group, name)).collect();
+    let served: BTreeSet<_> = direct.watchable().await.into_iter().map(|(group, name, _)| (group, name)).collect();
     let is_served = |name: &String| {
         let (plural, group) = name.split_once('.').unwrap_or((name, ""));
         served.contains(&(group.to_owned(), plural.to_owned()))
@@ -220,7 +200,7 @@ async fn central_proxy_caches_exactly_what_its_rbac_manifest_allows() {
     let proxy = Plan::delegated(&bed).upstream(&kubeconfig).start(&bed).await;
     let admin = proxy.client();
     let (mut cached, mut passed) = (0, Vec::new());
-    for (group, name, path) in served(&direct).await {
+    for (group, name, path) in direct.watchable().await {
         let gives = listed.get(&group).is_some_and(|names| names.contains(&name)) || name == ANYBODYS;
         let answer = admin.list_now(RequestSpec::get(&path)).await;
         assert_eq!((answer.status.as_u16(), answer.is_cached()), (200, gives), "{path}: {}", answer.text());

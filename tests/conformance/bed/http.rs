@@ -305,6 +305,26 @@ impl Http {
         self.fetch(RequestSpec::get(path).with(Method::DELETE, "application/json", options.to_owned())).await.ok(path)
     }
 
+    /// The group, name and path of each watchable resource, in the preferred version of its group.
+    pub async fn watchable(&self) -> Vec<(String, String, String)> {
+        let groups = self.json("/apis").await;
+        let preferred = groups["groups"].as_array().expect("groups").iter().map(|group| {
+            let version = group["preferredVersion"]["groupVersion"].as_str().expect("a version");
+            (group["name"].as_str().expect("a name").to_owned(), format!("/apis/{version}"))
+        });
+        let mut found = Vec::new();
+        for (group, prefix) in preferred.chain([(String::new(), "/api/v1".to_owned())]) {
+            for resource in self.json(&prefix).await["resources"].as_array().expect("resources") {
+                let name = resource["name"].as_str().expect("a name").to_owned();
+                let watched = resource["verbs"].as_array().is_some_and(|verbs| verbs.contains(&json!("watch")));
+                if watched && !name.contains('/') {
+                    found.push((group.clone(), name.clone(), format!("{prefix}/{name}")));
+                }
+            }
+        }
+        found
+    }
+
     /// The current resourceVersion of a collection.
     pub async fn version(&self, path: &str) -> u64 {
         version_of(&self.json(&format!("{path}?limit=1")).await)
