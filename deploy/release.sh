@@ -51,7 +51,7 @@ made_of() {
   cargo cyclonedx --quiet --format json --spec-version 1.5 --target "$1" --no-build-deps \
     --override-filename "${beside%.json}"
   # A crate that is not from a registry is named by its folder, which is not the same everywhere.
-  sed -e "s#path+file://$top#path+file:///kube-fanout#g" -e 's|?download_url=file://\.||g' "crates/fanoutctl/$beside" > "$2"
+  sed -e "s|path+file://$top|path+file:///kube-fanout|g" -e 's|?download_url=file://\.||g' "crates/fanoutctl/$beside" > "$2"
   rm -f "$beside" crates/*/"$beside"
 }
 

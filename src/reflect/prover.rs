@@ -16,9 +16,9 @@
 //! last one. Requests for "not older than N", where N was seen elsewhere and is ahead of our stream,
 //! are handled in `reach_versions`.
 //!
-//! If the collection is tiny, or small and its stream did not reach the last position, its versions are requested
-//! first. The response is both a position and, for a quiet resource, its proof: one request instead of two and the
-//! stream's head start.
+//! If the collection is tiny, its versions are requested first; also if it is small, unless the stream reached the last
+//! position in time. The response is a position, and for a quiet resource the proof as well: one request, where a
+//! position would take two and the stream's head start.
 //!
 //! A bookmark of another stream is never a proof, because it may come from another server. Nothing is requested while
 //! no reader waits.
@@ -195,8 +195,8 @@ impl FreshnessProver {
 
     async fn request(&self) -> Option<FreshnessProofResult> {
         let reader = &self.upstream.feed.reader;
-        // A proxy's list shows the version of its feed, which may be below ours until it is asked to reach that.
         let objects_max = if self.is_busy.load(Ordering::Relaxed) { AT_ONCE_OBJECTS_MAX } else { EQUALITY_OBJECTS_MAX };
+        // A proxy's list shows the version of its feed, which may be below ours until it is asked to reach that.
         if reader.stats().objects <= objects_max && !self.is_behind_a_proxy() && self.is_live() {
             return self.at_once().await;
         }
