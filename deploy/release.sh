@@ -29,7 +29,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/static.sh"
 cd "$top"
 
 dist=${DIST:-$top/target/dist}
-read -r -a targets <<< "${TARGETS:-x86_64-unknown-linux-musl aarch64-unknown-linux-musl}"
+# The image lists them in this order, whatever the order of TARGETS.
+mapfile -t targets < <(tr -s ' ' '\n' <<< "${TARGETS:-x86_64-unknown-linux-musl aarch64-unknown-linux-musl}" | sort)
 tools=$top/target/tools/bin
 export PATH=$tools:$PATH SOURCE_DATE_EPOCH=$epoch
 

@@ -244,7 +244,9 @@ def registry(folder):
     config.write_text(json.dumps({
         "version": "0.1", "log": {"level": "error"}, "http": {"addr": address},
         "storage": {"filesystem": {"rootdirectory": str(folder / "registry")}}}))
-    with subprocess.Popen(["registry", "serve", config], stdout=subprocess.DEVNULL) as process:
+    log = folder / "registry.log"
+    # It logs as errors that a client asks whether it has a blob already.
+    with open(log, "w") as errors, subprocess.Popen(["registry", "serve", config], stdout=errors, stderr=errors) as process:
         try:
             # Ends a hang only.
             ends = time.monotonic() + 120
@@ -256,6 +258,9 @@ def registry(folder):
                         break
                 time.sleep(0.1)
             yield address
+        except subprocess.CalledProcessError as error:
+            print(error.stderr, log.read_text(), sep="\n")
+            raise
         finally:
             process.terminate()
 
