@@ -9,10 +9,9 @@ pub struct ConnectionLimits {
     pub handshake_max: Duration,
     /// The time until the first request has arrived. Apiservers close idle connections after the same time.
     pub first_request_max: Duration,
-    /// The time from a response to the next request if no other is running, as in apiservers. HTTP/1 has less: there
-    /// the next head must be complete within `header_max`.
+    /// The time from a response to the next request if no other is running, as in apiservers.
     pub idle_max: Duration,
-    /// The time until a request head is complete.
+    /// The time from the first bytes of a request head until it is complete.
     pub header_max: Duration,
     /// The maximum size of a request head in bytes; a larger one gets 431. In HTTP/2 each field counts 32 more
     /// (RFC 9113 §6.5.2).

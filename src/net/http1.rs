@@ -3,6 +3,7 @@ mod head_check;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, Method, Request, Response};
@@ -11,8 +12,9 @@ use http2::{ConnectionHeadBudget, ConnectionWakeTarget, WakeSet};
 use hyper::body::Incoming;
 use hyper::server::conn::http1::{self, UpgradeableConnection};
 use hyper::service::Service;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Sleep, sleep};
 
 use self::head_check::{HeadCheckFilter, HeadCheckedIo, Http1HeadCheck, Http1PipelinePolicy};
 use super::ConnectionLimits;
@@ -28,6 +30,10 @@ pub(super) struct Http1Connection<I, H: HttpHandler> {
     connection: Pin<Box<HyperHttp1Codec<I, H>>>,
     wake_set: Arc<WakeSet>,
     codec: Waker,
+    check: Http1HeadCheck,
+    header_max: Duration,
+    /// The timer of an unfinished request head. hyper's own timer would also end connections that are idle.
+    head_timer: Option<Pin<Box<Sleep>>>,
 }
 
 /// hyper's connection.
@@ -38,6 +44,11 @@ struct Http1RequestService<H> {
     requests: RequestDispatcher<H>,
     check: Http1HeadCheck,
 }
+
+/// The error of a connection whose request head did not arrive in time.
+#[derive(Debug, thiserror::Error)]
+#[error("no complete request head received within {0:?}")]
+struct RequestHeadTimeout(Duration);
 
 /// The error of a connection that is closing and accepts no further requests.
 #[derive(Debug, thiserror::Error)]
@@ -53,8 +64,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> Http1Co
     ) -> Self {
         let mut builder = http1::Builder::new();
         builder
-            .timer(TokioTimer::new())
-            .header_read_timeout(limits.header_max)
+            .header_read_timeout(None)
             .max_buf_size(limits.header_bytes_max as usize)
             .max_headers(limits.header_bytes_max as usize / FIELD_BYTES_MIN)
             // A client that closes its sending side is treated as gone, as in Go's server (R-DOWNSTREAM-9).
@@ -63,10 +73,11 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> Http1Co
         let wake_set = WakeSet::shared();
         let (connection, wake_set_of_reads) = (requests.peer.connection.clone(), wake_set.clone());
         let filter = HeadCheckFilter { connection, wake_set: wake_set_of_reads, check: check.clone() };
-        let service = Http1RequestService { requests, check };
+        let service = Http1RequestService { requests, check: check.clone() };
         let connection =
             Box::pin(builder.serve_connection(TokioIo::new(HeadCheckedIo { io, filter }), service).with_upgrades());
-        Self { connection, codec: wake_set.waker(ConnectionWakeTarget::Codec), wake_set }
+        let codec = wake_set.waker(ConnectionWakeTarget::Codec);
+        Self { connection, codec, wake_set, check, header_max: limits.header_max, head_timer: None }
     }
 }
 
@@ -95,7 +106,18 @@ impl<H: HttpHandler> Service<Request<Incoming>> for Http1RequestService<H> {
 
 impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> ConnectionDriver for Http1Connection<I, H> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.wake_set.poll_codec(cx, &self.codec, |cx| self.connection.as_mut().poll(cx).map_err(Into::into))
+        let Self { connection, wake_set, codec, check, header_max, head_timer } = self;
+        wake_set.poll_codec(cx, codec, |cx| {
+            if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
+                return Poll::Ready(ended.map_err(Into::into));
+            }
+            if !check.has_unfinished_head() {
+                *head_timer = None;
+                return Poll::Pending;
+            }
+            let timer = head_timer.get_or_insert_with(|| Box::pin(sleep(*header_max)));
+            timer.as_mut().poll(cx).map(|()| Err(RequestHeadTimeout(*header_max).into()))
+        })
     }
 
     fn begin_goaway(&mut self) {
@@ -285,6 +307,37 @@ mod tests {
                 assert_eq!(calls.load(Ordering::Relaxed), if is_over { poll } else { REQUESTS });
             }
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn header_limit_ends_unfinished_heads_and_not_idle_connections() {
+        let (limits, socket) = (ConnectionLimits::default(), Socket::default());
+        let handler = |_, _| async { Response::new(Empty::<Bytes>::new()) };
+        let requests = RequestDispatcher { peer: peer(), late_max: 1, leaving: None, handler };
+        let heads = Arc::<RequestHeadBudget>::default().connection();
+        let mut connection = Http1Connection::new(socket.clone(), &limits, heads, requests);
+        for (sent, waits, is_open) in [
+            (&b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"[..], limits.header_max * 6, true),
+            (b"GET / HTTP/1.1\r\nhost: a\r\n", limits.header_max / 2, true),
+            (b"\r\n", limits.header_max * 6, true),
+            (b"GET /", limits.header_max / 2, true),
+            (b" HTTP/1.1\r\n", limits.header_max / 2, false),
+        ] {
+            socket.sent.lock().push_back(sent);
+            for waited in [Duration::ZERO, waits] {
+                tokio::time::advance(waited).await;
+                connection.wake_set().mark_woken(ConnectionWakeTarget::Codec);
+                let polled = connection.poll(&mut Context::from_waker(Waker::noop()));
+                assert_eq!(
+                    polled.is_pending(),
+                    is_open || waited.is_zero(),
+                    "{:?}: {polled:?}",
+                    sent.escape_ascii().to_string()
+                );
+            }
+        }
+        let text = String::from_utf8_lossy(&socket.written_parts.lock().concat()).into_owned();
+        assert_eq!(text.matches("HTTP/1.1 200").count(), 2, "{text}");
     }
 
     /// hyper writes at most 16 buffers at a time.

@@ -89,6 +89,11 @@ impl Http1HeadCheck {
         policy == Http1PipelinePolicy::Nothing && state != AFTER_HEAD
     }
 
+    /// Whether the client has sent a part of its next request head while no request is running.
+    pub(super) fn has_unfinished_head(&self) -> bool {
+        self.0.unfinished.load(Ordering::Relaxed) > 0
+    }
+
     fn state(&self) -> u8 {
         self.0.state.load(Ordering::Relaxed)
     }
