@@ -82,17 +82,13 @@ func (h *history) bound(r *record) {
 	}
 }
 
-// madeBy returns the change that a successful write made. The response to a deletion has the version of the object.
+// madeBy returns the change that a successful write made. The response to a deletion has a version that the object had
+// before.
 func madeBy(w write, changes []change) *change {
+	isDeletion := w.Verb == "delete"
 	for at := range changes {
 		c := &changes[at]
-		if w.Verb == "delete" && c.Version > w.Version {
-			if c.Type != "DELETED" {
-				return nil
-			}
-			return c
-		}
-		if w.Verb != "delete" && c.Version == w.Version && c.Type != "DELETED" {
+		if isDeletion == (c.Type == "DELETED") && (c.Version == w.Version || isDeletion && c.Version > w.Version) {
 			return c
 		}
 	}
@@ -218,14 +214,15 @@ func content(op *operation, digest string, truth *entry) model.ValueOrHash {
 
 // writes returns the operations that made the history, one for each revision, each by a client of its own. The model
 // demands that the first operation reads an empty store.
-func (v *view) writes(client int) []porcupine.Operation {
-	empty := model.EtcdRequest{Type: model.Range, Range: &model.RangeRequest{RangeOptions: model.RangeOptions{Start: root}}}
+func (v *view) writes(client int, reads []porcupine.Operation) []porcupine.Operation {
+	first := model.RangeRequest{RangeOptions: model.RangeOptions{Start: root}}
 	operations := []porcupine.Operation{{
-		ClientId: client, Call: 1, Return: 2, Input: empty,
+		ClientId: client, Call: 1, Return: 2, Input: model.EtcdRequest{Type: model.Range, Range: &first},
 		Output: model.MaybeEtcdResponse{EtcdResponse: model.EtcdResponse{
 			Range: &model.RangeResponse{KVs: []model.KeyValue{}}, Revision: 1,
 		}},
 	}}
+	called, returned := v.narrowed(reads)
 	for at, request := range v.persisted {
 		revision := int64(at) + 2
 		results := make([]model.EtcdOperationResult, len(request.Txn.OperationsOnSuccess))
@@ -235,17 +232,17 @@ func (v *view) writes(client int) []porcupine.Operation {
 			}
 		}
 		operations = append(operations, porcupine.Operation{
-			ClientId: client + int(revision), Input: request,
-			Call: clock(v.called[revision]), Return: clock(v.returned[revision]),
+			ClientId: client + int(revision), Input: request, Call: called[revision], Return: returned[revision],
 			Output: model.MaybeEtcdResponse{EtcdResponse: model.EtcdResponse{
 				Txn: &model.TxnResponse{Results: results}, Revision: revision,
 			}},
 		})
 	}
 	for at, w := range v.impossible {
+		lost := model.ValueOrHash{Value: fmt.Sprint("lost ", w.Version)}
 		operations = append(operations, porcupine.Operation{
-			ClientId: client + int(v.to) + 1 + at, Call: clock(w.CallNs), Return: clock(w.ReturnNs),
-			Input: txn([]model.EtcdOperation{put(root+w.Key, model.ValueOrHash{Value: fmt.Sprint("lost ", w.Version)})}),
+			ClientId: client + int(v.to) + 1 + at, Call: v.clock(w.CallNs), Return: v.clock(w.ReturnNs),
+			Input: txn([]model.EtcdOperation{put(root+w.Key, lost)}),
 			Output: model.MaybeEtcdResponse{EtcdResponse: model.EtcdResponse{
 				Txn: &model.TxnResponse{Results: make([]model.EtcdOperationResult, 1)}, Revision: w.Version,
 			}},
@@ -254,12 +251,41 @@ func (v *view) writes(client int) []porcupine.Operation {
 	return operations
 }
 
-// clock returns a time of the record as one after the model's first operation.
-func clock(ns int64) int64 {
-	if ns > math.MaxInt64-10 {
-		return ns
+// narrowed returns the bounds of the writes without the times at which no linearization has them: a write is after the
+// call of every read with an older revision, and before the response to every read with its revision or a newer one.
+// Without that, Porcupine tries most orders of concurrent operations in vain.
+func (v *view) narrowed(reads []porcupine.Operation) (called, returned []int64) {
+	lastCall, firstReturn := make([]int64, v.to+2), make([]int64, v.to+2)
+	for at := range firstReturn {
+		firstReturn[at] = math.MaxInt64
 	}
-	return ns + 10
+	for _, read := range reads {
+		at := revision(&read)
+		lastCall[at], firstReturn[at] = max(lastCall[at], read.Call), min(firstReturn[at], read.Return)
+	}
+	for at := v.to; at > 0; at-- {
+		firstReturn[at] = min(firstReturn[at], firstReturn[at+1])
+	}
+	called, returned = make([]int64, v.to+2), make([]int64, v.to+2)
+	for at := range v.from + 1 {
+		called[at], returned[at] = 2*at, 2*at+1
+	}
+	for at := v.from + 1; at <= v.to; at++ {
+		lastCall[at-1] = max(lastCall[at-1], lastCall[at-2])
+		called[at], returned[at] = v.clock(v.called[at]), v.clock(v.returned[at])
+		after, before := max(called[at], lastCall[at-1]+1), min(returned[at], firstReturn[at])
+		// If there is no such time, Porcupine finds that.
+		if after < before {
+			called[at], returned[at] = after, before
+		}
+	}
+	return called, returned
+}
+
+// clock returns a time of the record as one after the revisions of the initial state. These have no times in the record,
+// and get some in their order.
+func (h *history) clock(ns int64) int64 {
+	return min(ns, math.MaxInt64/2) + 2*h.from + 2
 }
 
 func put(key string, value model.ValueOrHash) model.EtcdOperation {

@@ -1,22 +1,22 @@
 // Command robustness lets etcd's own validators (go.etcd.io/etcd/tests/v3/robustness) judge a record of
 // `fanoutctl verify` whose truth comes from etcd: `make robustness`.
 //
-//	record ─► history, from etcd's watch ─► a view for each selection ─► client reports ─► etcd's validators
+//	record ─► history (etcd's watch) ─► view for each selection ─► client reports ─► etcd's validators
 //
-// A selection is judged as a store of its own, in which an object that no longer matches is deleted. The validators are:
+// A selection is judged as a store of its own, in which an object that no longer matches is deleted. The validators:
 //
 //   - Filter: each event is in the namespace of its watch.
 //   - Ordered, Unique, Reliable, Resumable and Bookmarkable: as etcd defines them.
-//   - Atomic: no revision is in two frames. Kubernetes sends each event in a frame of its own, so that events are joined
-//     if etcd changed several objects in one revision.
+//   - Atomic: no revision is in two frames. Kubernetes sends each event in a frame of its own, so that events are
+//     joined if etcd changed several objects in one revision.
 //   - IsCreate: ADDED for a new object, MODIFIED for an existing one.
-//   - PrevKV: a deletion has the content of the last object. Kubernetes does not send the previous object of other events.
-//   - Linearizable (Porcupine): lists, watch-lists and GETs without a version, and the writes. etcd's watch says what was
-//     written, and the responses to writes say when.
+//   - PrevKV: a deletion has the content of the last object. Kubernetes does not send the previous object of others.
+//   - Linearizable (Porcupine): lists, watch-lists and GETs without a version, and the writes. etcd's watch says what
+//     was written, and the responses to writes say when.
 //   - Serializable: lists, watch-lists and GETs with a version.
 //
-// Of objects in protobuf, the record has no digest, so that key, version and type are judged. Lease and compaction requests
-// of etcd's model do not occur.
+// Of objects in protobuf, the record has no digest, so that key, version and type are judged. Lease and compaction
+// requests of etcd's model do not occur.
 //
 // Then the program breaks each guarantee in the record and judges again: the validator must notice.
 //
@@ -28,10 +28,12 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"time"
 
+	"github.com/anishathalye/porcupine"
 	"go.etcd.io/etcd/tests/v3/robustness/model"
 	"go.etcd.io/etcd/tests/v3/robustness/report"
 	"go.etcd.io/etcd/tests/v3/robustness/validate"
@@ -85,6 +87,7 @@ func judge(path string) (bool, error) {
 	}
 	h := newHistory(r)
 	selections := r.selections()
+	log := zap.Must(zap.NewDevelopment(zap.IncreaseLevel(zap.ErrorLevel), zap.AddStacktrace(zap.FatalLevel)))
 	var total counts
 	isSound, unjudged := true, map[string]int{}
 	for _, s := range selections {
@@ -94,18 +97,23 @@ func judge(path string) (bool, error) {
 			return false, err
 		}
 		reports, counted := v.reports(r.of(s), unjudged)
-		result := v.validate(reports, zap.Must(zap.NewDevelopment(zap.IncreaseLevel(zap.ErrorLevel))))
+		result := v.validate(reports, log)
 		total.add(counted)
 		verdict := "Success"
 		if err := result.Error(); err != nil {
 			verdict, isSound = err.Error(), false
 		}
-		fmt.Printf("%s: %d watches, %d events, %d linearizable and %d serializable reads in %.1f s: %s\n", s,
-			counted.watches, counted.events, counted.linearizable, counted.serializable, time.Since(began).Seconds(), verdict)
+		if result.Linearization.Error() != nil {
+			fmt.Println(unplaced(result.Linearization, reports))
+		}
+		fmt.Printf("%s: %d watches, %d events, %d linearizable and %d serializable reads in %.1f s: %s\n",
+			s, counted.watches, counted.events, counted.linearizable, counted.serializable,
+			time.Since(began).Seconds(), verdict)
 	}
-	fmt.Printf("in all: %d clients, %d faults, %d writes, revisions %d to %d; %d watches (%d resumed), %d events, %d bookmarks, "+
-		"%d linearizable and %d serializable reads\n", len(r.clients), r.faults, len(r.writes), h.from, h.to, total.watches,
-		total.resumed, total.events, total.bookmarks, total.linearizable, total.serializable)
+	fmt.Printf("in all: %d clients, %d faults, %d writes, revisions %d to %d; "+
+		"%d watches (%d resumed), %d events, %d bookmarks, %d linearizable and %d serializable reads\n",
+		len(r.clients), r.faults, len(r.writes), h.from, h.to,
+		total.watches, total.resumed, total.events, total.bookmarks, total.linearizable, total.serializable)
 	for _, reason := range slices.Sorted(maps.Keys(unjudged)) {
 		fmt.Printf("not judged: %d times %s\n", unjudged[reason], reason)
 	}
@@ -116,6 +124,35 @@ func judge(path string) (bool, error) {
 		return false, fmt.Errorf("too little to judge")
 	}
 	return spoilAll(r, h, selections)
+}
+
+// unplaced describes the operation at which the longest linearization ends.
+func unplaced(result validate.LinearizationResult, reports []report.ClientReport) string {
+	var longest []porcupine.Operation
+	for _, partition := range result.Info.PartialLinearizationsOperations() {
+		for _, linearization := range partition {
+			if len(linearization) > len(longest) {
+				longest = linearization
+			}
+		}
+	}
+	placed := map[[2]int64]bool{}
+	for _, op := range longest {
+		placed[[2]int64{int64(op.ClientId), op.Call}] = true
+	}
+	next := porcupine.Operation{Return: math.MaxInt64}
+	for _, client := range reports {
+		for _, op := range client.KeyValue {
+			if !placed[[2]int64{int64(op.ClientId), op.Call}] && op.Return < next.Return {
+				next = op
+			}
+		}
+	}
+	if next.Input == nil {
+		return "no linearization was found in time"
+	}
+	return fmt.Sprintf("after %d operations, from %d to %d ns, client %d: %s", len(longest), next.Call, next.Return,
+		next.ClientId, result.Model.DescribeOperation(next.Input, next.Output))
 }
 
 // selections returns what clients select, with that of all objects first.
@@ -164,14 +201,13 @@ func (v *view) reports(operations []*operation, unjudged map[string]int) ([]repo
 		}
 	}
 	var reports []report.ClientReport
-	for _, client := range slices.Sorted(maps.Keys(byClient)) {
-		reports = append(reports, *byClient[client])
-	}
+	var reads []porcupine.Operation
 	writers := 1
-	if len(reports) > 0 {
-		writers += reports[len(reports)-1].ClientID
+	for _, client := range slices.Sorted(maps.Keys(byClient)) {
+		reports, reads = append(reports, *byClient[client]), append(reads, byClient[client].KeyValue...)
+		writers = client + 1
 	}
-	return append(reports, report.ClientReport{ClientID: writers, KeyValue: v.writes(writers)}), counted
+	return append(reports, report.ClientReport{ClientID: writers, KeyValue: v.writes(writers, reads)}), counted
 }
 
 // translate adds an operation to the report of its client. It returns the reason if it cannot be judged.

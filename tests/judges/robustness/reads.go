@@ -64,7 +64,7 @@ func (v *view) read(l *listing, floor int64) (read *porcupine.Operation, unjudge
 	if !l.isVersionless() {
 		request.Revision, version = l.version, max(floor, l.version)
 	}
-	return reading(l.Client, l.AtNs, l.returned, request, answer, version), ""
+	return v.reading(l.Client, l.AtNs, l.returned, request, answer, version), ""
 }
 
 // get translates a GET. Its response has only the version of the object, so that `floor` serves as for a list.
@@ -97,14 +97,14 @@ func (v *view) get(op *operation, floor int64) (read *porcupine.Operation, unjud
 	if version > v.to {
 		return nil, "a GET at a version outside of the truth"
 	}
-	return reading(op.Client, op.AtNs, op.answer.AtNs, request, answer, version), ""
+	return v.reading(op.Client, op.AtNs, op.answer.AtNs, request, answer, version), ""
 }
 
-func reading(
+func (v *view) reading(
 	client int, called, returned int64, request model.RangeRequest, answer model.RangeResponse, version int64,
 ) *porcupine.Operation {
 	return &porcupine.Operation{
-		ClientId: client, Call: clock(called), Return: clock(returned),
+		ClientId: client, Call: v.clock(called), Return: v.clock(returned),
 		Input:  model.EtcdRequest{Type: model.Range, Range: &request},
 		Output: model.MaybeEtcdResponse{EtcdResponse: model.EtcdResponse{Range: &answer, Revision: version}},
 	}
@@ -128,7 +128,7 @@ func (f *floors) before(v *view, called int64) int64 {
 	after, _ := slices.BinarySearchFunc(v.returned[1:], called, cmp.Compare)
 	floor := int64(max(after, 1))
 	for _, read := range f.reads {
-		if read.Return >= clock(called) {
+		if read.Return >= v.clock(called) {
 			break
 		}
 		floor = max(floor, revision(read))

@@ -211,7 +211,7 @@ func falsifyPrevious(watch *model.WatchOperation, events []int) bool {
 // outdate gives a list without a version the state before the newest change that was committed before its call.
 func outdate(v *view, reports []report.ClientReport) bool {
 	return ofRead(reports, func(read *porcupine.Operation, request *model.RangeRequest) bool {
-		before := (&floors{}).before(v, read.Call-clock(0)) - 1
+		before := (&floors{}).before(v, read.Call-v.clock(0)) - 1
 		if !isLinearizable(read) || request.End == "" || before <= v.from {
 			return false
 		}
