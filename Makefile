@@ -290,8 +290,8 @@ robustness: ## Records of verify while apiserver and proxy are killed, judged by
 	@tests/kube/build.sh
 	@tests/kube/build.sh tests/judges/robustness target/judges/robustness
 	$(CARGO) build --release $(LOCKED)
-	@python3 tests/endurance.py run --dir target/robustness --seconds 1 --run-seconds $(SECONDS) --fault-every 1 6 \
-	  --judge target/judges/robustness $(SEED:%=--seed %) $(ARGS)
+	@python3 tests/endurance.py run --dir target/robustness --seconds 1 --run-seconds $(SECONDS) --patience 30 \
+	  --fault-every 1 6 --judge target/judges/robustness $(SEED:%=--seed %) $(ARGS)
 
 SAMPLE ?=
 

@@ -12,7 +12,8 @@ import (
 // listing is a list with all its pages, or the initial events of a watch.
 type listing struct {
 	*operation
-	version  int64
+	// at is the version of the response.
+	at       int64
 	returned int64
 	items    []item
 	// isPart says that there is more than what was read, and remaining how much if the response says so.
@@ -25,9 +26,9 @@ func list(op *operation, pages map[uint64]*operation) (l *listing, unjudged stri
 	if !op.succeeded() {
 		return nil, "" // It received nothing.
 	}
-	l = &listing{operation: op, version: op.answer.Version, returned: op.answer.AtNs}
+	l = &listing{operation: op, at: op.answer.Version, returned: op.answer.AtNs}
 	for page := op; page != nil && page.succeeded(); page = pages[page.Op] {
-		if page.answer.Version != l.version {
+		if page.answer.Version != l.at {
 			return nil, "a list whose pages have several versions"
 		}
 		l.items = append(l.items, page.answer.Items...)
@@ -36,12 +37,24 @@ func list(op *operation, pages map[uint64]*operation) (l *listing, unjudged stri
 	return l, ""
 }
 
+// demanded returns the version whose state the list must have: that of the response, unless the request demands another
+// one or a newer one.
+func (l *listing) demanded() int64 {
+	match := l.values.Get("resourceVersionMatch")
+	isLimited := l.Verb == "list" && match == "" && l.values.Get("limit") != ""
+	if l.version() > 0 && (match == "Exact" || isLimited) {
+		return l.version()
+	}
+	return max(l.at, l.version())
+}
+
 // read translates a list into a range. Without a requested version, it is one of the newest state, and linearizable.
 //
 // To etcd, the response to a range at a version has the newest revision, too, which Kubernetes does not return. `floor`
 // is the newest revision that was committed before the call for certain, and so the one that suits the server best.
 func (v *view) read(l *listing, floor int64) (read *porcupine.Operation, unjudged string) {
-	if l.version > v.to || l.version < v.from {
+	demanded := l.demanded()
+	if min(l.at, demanded) < v.from || max(l.at, demanded) > v.to {
 		return nil, "a list at a version outside of the truth"
 	}
 	request := model.RangeRequest{RangeOptions: model.RangeOptions{Start: l.prefix(), End: after(l.prefix())}}
@@ -60,9 +73,9 @@ func (v *view) read(l *listing, floor int64) (read *porcupine.Operation, unjudge
 		// With a selector, a page does not say how much remains.
 		request.End = root + l.items[len(l.items)-1].Key + "\x00"
 	}
-	version := l.version
+	version := l.at
 	if !l.isVersionless() {
-		request.Revision, version = l.version, max(floor, l.version)
+		request.Revision, version = demanded, max(floor, demanded)
 	}
 	return v.reading(l.Client, l.AtNs, l.returned, request, answer, version), ""
 }

@@ -24,7 +24,7 @@ func (v *view) watch(op *operation) (watch *model.WatchOperation, state *listing
 		if end == len(events) {
 			return nil, nil, "a watch whose initial events have no marked end"
 		}
-		state = &listing{operation: op, version: events[end].Version, returned: events[end].AtNs}
+		state = &listing{operation: op, at: events[end].Version, returned: events[end].AtNs}
 		for _, initial := range events[:end] {
 			if initial.Type != "ADDED" {
 				return nil, nil, "a watch whose initial events have no marked end"
