@@ -285,6 +285,14 @@ endurance: ## Kills and pauses for long, judged run by run and added up (SECONDS
 	$(CARGO) build --release $(LOCKED)
 	@python3 tests/endurance.py run --seconds $(SECONDS) $(SEED:%=--seed %) $(ARGS)
 
+.PHONY: robustness
+robustness: ## Records of verify while apiserver and proxy are killed, judged by etcd's own validators (SECONDS=60 SEED=n)
+	@tests/kube/build.sh
+	@tests/kube/build.sh tests/judges/robustness target/judges/robustness
+	$(CARGO) build --release $(LOCKED)
+	@python3 tests/endurance.py run --dir target/robustness --seconds 1 --run-seconds $(SECONDS) --patience 30 \
+	  --fault-every 1 6 --judge target/judges/robustness $(SEED:%=--seed %) $(ARGS)
+
 SAMPLE ?=
 
 # Tokio lets its choices be seeded in a build of its own.

@@ -281,6 +281,10 @@ def one_run(bed, sums, seed, arguments):
     output = ran.stdout + ran.stderr
     if ran.returncode == 0:
         sums.add(output, out / "records.jsonl")
+        judged = subprocess.run([*shlex.split(arguments.judge), out / "records.jsonl"]) if arguments.judge else None
+        if judged and judged.returncode != 0:
+            print(f"seed {seed}: {arguments.judge}: exit {judged.returncode}; {out}", flush=True)
+            return False
         shutil.rmtree(out)
         return True
     print(f"seed {seed}: exit {ran.returncode}; {out}\n{output}", flush=True)
@@ -307,6 +311,7 @@ def main():
     run.add_argument("--patience", type=int, help="maximum delivery time of an event in seconds, for a busy machine")
     run.add_argument("--faults", choices=FAULTS, default="both")
     run.add_argument("--fault-every", type=int, nargs=2, default=[0, 2], help="minimum and maximum seconds between faults")
+    run.add_argument("--judge", metavar="COMMAND", help="also judge each record with COMMAND RECORD")
     run.add_argument("--seed", type=int)
     run.set_defaults(run=endure)
     arguments = parser.parse_args()
