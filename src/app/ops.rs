@@ -74,7 +74,7 @@ const FIRST_REQUEST_MAX: Duration = Duration::from_secs(10);
 /// The maximum size of a request head on the health and metrics ports, in bytes. Probes and scrapers send a few fields
 /// and at most a bearer token, far less than this. The admin address has the limit of client listeners, because a
 /// browser sends it the cookies of all ports of this machine.
-const PUBLIC_HEADER_BYTES_MAX: u32 = 16 << 10;
+const OPS_HEADER_BYTES_MAX: u32 = 16 << 10;
 const STREAMS_MAX: u32 = 16;
 
 /// Returns a reader of the ledger for the admin pages, which do not depend on the upstream module.
@@ -140,7 +140,7 @@ impl OpsListeners {
         });
         let public = |address, tls, handler| {
             let listener = super::bind(&ListenAddress::Tcp(address), config.reuse_port)?;
-            Ok::<_, StartError>(OpsPort::new(config, listener, tls, PUBLIC_HEADER_BYTES_MAX, handler))
+            Ok::<_, StartError>(OpsPort::new(config, listener, tls, OPS_HEADER_BYTES_MAX, handler))
         };
         let healthz = config
             .healthz

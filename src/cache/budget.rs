@@ -3,7 +3,7 @@
 //! Everything that a feed holds is charged to a [`MemoryAccount`] for as long as it is alive, regardless of its holder.
 //! An object that left the store stays charged while the ring, a snapshot or a slow client still references it. A
 //! component that adds memory checks whether the total still fits. If it does not, `MemoryBudget::make_room` frees
-//! memory, and decides the order.
+//! memory in this order: derived bytes, snapshots of paging clients, states that are being sent, history.
 //!
 //! **Invariants.** No thread frees memory while it holds a lock of a feed. One thread at a time frees memory.
 

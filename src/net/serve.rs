@@ -260,8 +260,8 @@ async fn ending(
 ) -> Result<(), ForcedConnectionEnd> {
     tokio::select! {
         biased;
-        // The codecs have limits of their own, but only once the protocol is known, and that of HTTP/2 has none while
-        // the client answers pings.
+        // The codecs have no such limits: that of HTTP/1 limits unfinished request heads only, and that of HTTP/2 clients
+        // that answer no pings.
         () = this.idle_for(limits.first_request_max, limits.idle_max) => {
             if this.has_received_request() {
                 return Ok(());

@@ -312,7 +312,9 @@ impl CertificateValidity {
         certificate_expires(what, expiry.as_secs_f64());
         match validity.check(WallClock::default().now()) {
             Ok(()) => tracing::debug!(what, expires = %UtcTime(validity.not_after), "certificate loaded"),
-            Err(why) => tracing::warn!(what, reason = %why, "certificate is not valid; peers reject it"),
+            Err(why) => {
+                tracing::warn!(what, reason = %why, "certificate is expired or not yet valid; peers reject it until it is replaced")
+            }
         }
     }
 }

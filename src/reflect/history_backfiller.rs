@@ -79,7 +79,7 @@ impl FeedTaskContext {
             (BackfillRequest::Before(rv), outcome) => {
                 tracing::info!(
                     %feed, %rv, outcome,
-                    "requested previous states of changed objects for a resuming client"
+                    "requests for previous states of changed objects ended"
                 );
             }
         }

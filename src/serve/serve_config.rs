@@ -49,7 +49,8 @@ pub enum ReadConsistency {
     Bounded,
 }
 
-/// The clients whose reads leave out `metadata.managedFields`. It protects nothing, so a client can name its user agent.
+/// The clients whose reads leave out `metadata.managedFields`. This is no access control: a client can send any user
+/// agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReducedReads {
     pub callers: NamedCallers,

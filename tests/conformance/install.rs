@@ -132,7 +132,7 @@ async fn agents_may_look(bed: &Plane, shell: &Shell, proxy: &Running, agent: &Ro
     let [role] = blocks("docs/OPERATING.md", "install_guide_deploys_central_proxy_and_redirects_clients");
     shell.file("role.yaml", &role);
     shell.run("kubectl apply -f role.yaml");
-    let bind = "kubectl create clusterrolebinding onlookers --clusterrole kube-fanout-onlooker";
+    let bind = "kubectl create clusterrolebinding activity-readers --clusterrole kube-fanout-activity-reader";
     shell.run(&format!("{bind} --serviceaccount agents:agent"));
     let attributes = json!({"verb": "get", "path": "/debug/watches"});
     let user = "system:serviceaccount:agents:agent";

@@ -289,7 +289,7 @@ fn failed(error: &UpstreamError) -> NotServable {
         UpstreamError::Refused(status) if matches!(status.code, 400 | 404 | 429 | 503 | 504) => Status::clone(status),
         // Upstream's text can have parts of hidden rows.
         UpstreamError::Refused(_) | UpstreamError::Wire(_) => {
-            tracing::warn!(%error, "upstream's Table cannot be used");
+            tracing::warn!(%error, "cannot filter upstream's Table by namespace; the request fails with 502");
             Status::from_code(502, UNUSABLE)
         }
         error => unreachable(error),

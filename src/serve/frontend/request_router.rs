@@ -84,7 +84,7 @@ impl HttpFrontend {
                 return self.forward(request, reason).await;
             }
             let decision = self.shared.audit.is_on().then(|| AuditDecision::Allowed(permission.reason().clone()));
-            // Boxed, so that the future of another request does not reserve room for them: it is copied as it comes.
+            // Boxed, so that the futures of other routes stay small.
             let authorized = AuthorizedRead { request: &request, permission: &permission, resource };
             let served = match route {
                 ReadRoute::Get(read) => {
@@ -138,8 +138,8 @@ impl HttpFrontend {
         }
     }
 
-    /// Lists a page. If it is to be printed and cannot be, a caller who may read only a part, and whom upstream would
-    /// therefore deny it, gets the rows that upstream prints.
+    /// Lists a page. If the proxy cannot print it, and the caller may read only some namespaces, upstream prints the rows
+    /// for the proxy, because it would deny them to the caller.
     async fn list(&self, authorized: AuthorizedRead<'_>, read: ListPageRequest) -> CacheReadResult {
         let AuthorizedRead { request, permission, .. } = authorized;
         let rows = match read.representation {

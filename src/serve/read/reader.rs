@@ -109,7 +109,7 @@ impl ReadHandler {
 
     /// Returns a page of a collection.
     pub(crate) async fn list(&self, authorized: AuthorizedRead<'_>, read: ListPageRequest) -> CacheReadResult {
-        // What is copied out of the arguments takes room of every waiting request.
+        // Values that are copied out of the arguments enlarge the future of every waiting request.
         let kind = ReadKind::List(read.plan.version);
         let need = FeedRequirements::new(authorized, read.view.name(), read.representation, kind)?;
         let mut source = self.sources.source(authorized.resource, &need).await?;

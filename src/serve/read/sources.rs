@@ -331,7 +331,8 @@ impl FeedResolver {
             FeedWaitCondition::Proof => {
                 wait_while_running(feed, Instant::now() + max, feed.freshness.wait_proven(need.received)).await?
             }
-            // A proxy takes a version that is too large for a sign that the storage went back, so only upstream may say it.
+            // A downstream proxy treats "too large resource version" as a rollback of the storage, so only upstream may
+            // respond with it.
             FeedWaitCondition::Version(rv) if need.by_proxy => {
                 let wait = async {
                     tokio::select! {

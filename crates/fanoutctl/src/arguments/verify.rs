@@ -104,7 +104,7 @@ pub struct VerifyLoadArguments {
     /// Number of clients that share an HTTP/2 connection
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub share: u32,
-    /// Encodings of the clients; json must be the first. Content is compared in JSON and metadata, bytes in all
+    /// Encodings of the clients; json must be the first. Contents are compared in json and metadata, bytes in all
     #[arg(long, value_name = "E[,E]...", value_delimiter = ',', default_value = "json,metadata,protobuf",
           value_parser = ["json", "metadata", "protobuf", "metadata-protobuf"])]
     pub encodings: Vec<String>,

@@ -27,7 +27,7 @@ use crate::upstream::{
 /// What a document says: an `ETag` without its quotes, or a digest.
 pub(super) type Evidence = Box<[u8]>;
 
-/// What a copy says of itself, and of the documents below it.
+/// The version of a cached discovery document, and those that it names for the documents below it.
 #[derive(Debug, Default)]
 pub(super) struct DocumentEvidence {
     pub(super) own: Option<Evidence>,

@@ -200,7 +200,7 @@ struct NamespaceViewChange {
 }
 
 impl NamespaceViewChange {
-    /// Creates the change that adds these namespaces, and removes those that are leaving when they are added.
+    /// Creates the change that first adds these namespaces, and then removes those that are leaving by then.
     fn new(mark: SnapshotWithPosition, pin: TimedSnapshotPin, adding: VecDeque<Arc<str>>) -> Self {
         Self {
             mark,

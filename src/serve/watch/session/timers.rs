@@ -136,8 +136,8 @@ impl WatchTimers {
         is_due
     }
 
-    /// Sets the timer of the watch. If it fires at once, the watch is woken, and reacts when it is polled next, which
-    /// may be never.
+    /// Sets the timer of the watch. If the time has passed, the watch is woken. It reacts when it is polled, and a client
+    /// that does not read never polls it.
     fn set(&mut self, at: Instant) {
         self.watchdog.set_timer(at);
         self.fired = self.watchdog.due();
