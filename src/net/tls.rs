@@ -313,7 +313,11 @@ impl CertificateValidity {
         match validity.check(WallClock::default().now()) {
             Ok(()) => tracing::debug!(what, expires = %UtcTime(validity.not_after), "certificate loaded"),
             Err(why) => {
-                tracing::warn!(what, reason = %why, "certificate is expired or not yet valid; peers reject it until it is replaced")
+                tracing::warn!(
+                    what,
+                    reason = %why,
+                    "certificate is expired or not yet valid; peers reject it until it is replaced"
+                )
             }
         }
     }

@@ -116,7 +116,8 @@ async fn expired_serving_certificate_shows_in_log_metrics_and_status() {
     eventually("all is well", || async { status().await.code == Some(0) }).await;
     process.signal("TERM");
     let log = process.ended().await.stderr;
-    assert!(log.contains("certificate is not valid; peers reject it") && log.contains("expired on Feb  3"), "{log}");
+    let warning = "certificate is expired or not yet valid; peers reject it until it is replaced";
+    assert!(log.contains(warning) && log.contains("expired on Feb  3"), "{log}");
 }
 
 /// A kubeconfig whose files have relative paths, as kubeadm writes them.
