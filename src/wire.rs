@@ -45,6 +45,7 @@ mod table;
 mod table_printer;
 #[cfg(test)]
 mod tests;
+mod write_time;
 
 pub use bookmark::BookmarkTemplate;
 pub use delta::{DeltaFrame, delta, is_delta};
@@ -63,3 +64,4 @@ pub use representation::{FeedEncoding, IncludeObjectPolicy, JsonLayout, Represen
 pub use splitter::FrameSplitter;
 pub use table::{TableColumns, TablePage, TablePageRow, same_rows, table_list};
 pub use table_printer::{PrinterColumn, TablePrinter};
+pub(crate) use write_time::last_write;

@@ -41,7 +41,7 @@ type SummedCounter = (Arc<PerThreadSlots<AtomicU64>>, Counter);
 const SLOTS_MAX: usize = 64;
 
 /// The upper bounds of the buckets of all durations, in seconds. A delivery takes 0.1 ms on an idle machine.
-const BUCKETS: [f64; 12] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 10.0];
+const BUCKETS: [f64; 14] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 10.0, 60.0];
 
 /// One value per slot of a thread. Each slot has its own cache lines, because processors fetch two lines of 64 bytes at
 /// a time.

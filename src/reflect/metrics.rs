@@ -2,19 +2,30 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, UNIX_EPOCH};
 
-use metrics::{counter, describe_counter};
+use base::WallClock;
+use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
+use tokio::time::Instant;
 
 use super::feed_client::FeedTaskContext;
+use crate::cache::ObjectChange;
 use crate::feeds::{FeedKey, FeedTrafficCounts, LabelledMetric};
 use crate::upstream::UpstreamRequestCause;
-use crate::wire::Representation;
+use crate::wire::{self, Representation};
+use kubeapi::EventType;
 
 /// Describes the metrics that are recorded in this module. Per-feed counts are described where they are exported.
 pub fn describe() {
     describe_counter!(
         "kube_fanout_representation_checks_total",
         "comparisons of derived objects with upstream's bytes, by outcome"
+    );
+    describe_histogram!(
+        "kube_fanout_upstream_event_age_seconds",
+        Unit::Seconds,
+        "age of events when they are received, from the time in managedFields, which has whole seconds; at most ten \
+         events a second of each feed"
     );
 }
 
@@ -51,6 +62,38 @@ pub(super) struct OpenUpstreamWatchGuard(Arc<FeedTrafficCounts>);
 impl Drop for OpenUpstreamWatchGuard {
     fn drop(&mut self) {
         self.0.watches.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Records how old events are when they are received. It examines only some, because the time of a write is inside the
+/// object.
+#[derive(Debug)]
+pub(super) struct EventAgeSampler {
+    next: Instant,
+}
+
+/// The minimum time between two examined events of a feed.
+const EVENT_AGE_INTERVAL: Duration = Duration::from_millis(100);
+
+impl EventAgeSampler {
+    pub(super) fn new() -> Self {
+        Self { next: Instant::now() }
+    }
+
+    /// Records the age of an event that the feed does not have yet, if it is time to examine one. A deletion leaves no
+    /// time in the object. If this machine's clock is behind, the age is 0.
+    pub(super) fn received(&mut self, key: &FeedKey, change: &ObjectChange) {
+        let now = Instant::now();
+        if change.event_type == EventType::Deleted || now < self.next {
+            return;
+        }
+        self.next = now + EVENT_AGE_INTERVAL;
+        let written = wire::last_write(change.object.body()).and_then(|seconds| u64::try_from(seconds).ok());
+        if let Some(written) = written.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds))) {
+            let age = WallClock::default().now().duration_since(written).unwrap_or_default();
+            histogram!("kube_fanout_upstream_event_age_seconds", "resource" => key.gvr.to_string())
+                .record(age.as_secs_f64());
+        }
     }
 }
 

@@ -22,7 +22,7 @@ use super::feed_client::FeedTaskContext;
 use super::gap::{FeedAsOfTracker, ObservedResourceVersion, RelistPlanner};
 use super::history_check::HistoryChecks;
 use super::initial_state::{ContinuingWatch, FeedInitialState, RequestedListVersion};
-use super::metrics::FeedRequestPurpose;
+use super::metrics::{EventAgeSampler, FeedRequestPurpose};
 use super::reflector_findings::{HistoryOrigin, ReflectorFinding, StorageRollbackNotifier};
 use super::stream::{UpstreamWatchStream, WatchStreamEnd};
 
@@ -61,6 +61,7 @@ pub(super) struct Reflector {
     interruptions: LogRateLimit,
     /// Whether an interruption was logged as a warning, and its end was not logged.
     is_interrupted: bool,
+    event_ages: EventAgeSampler,
 }
 
 /// The sync state of the feed. Each state holds only data that is valid in it.
@@ -154,6 +155,7 @@ impl Reflector {
             is_rolled_back: false,
             interruptions: LogRateLimit::default(),
             is_interrupted: false,
+            event_ages: EventAgeSampler::new(),
         }
     }
 

@@ -23,9 +23,8 @@ pub(crate) fn without_managed_fields(body: &Bytes) -> Cow<'_, Bytes> {
 }
 
 #[derive(Deserialize)]
-struct JsonObject<'a> {
-    #[serde(borrow)]
-    metadata: JsonMetadata<'a>,
+struct JsonObject<M> {
+    metadata: M,
 }
 
 #[derive(Deserialize)]
@@ -39,14 +38,19 @@ fn some_value<'de, D: Deserializer<'de>>(value: D) -> Result<Option<&'de RawValu
     Deserialize::deserialize(value).map(Some)
 }
 
+/// Returns the metadata of a JSON body.
+pub(super) fn json_metadata<'a, M: Deserialize<'a>>(body: &'a [u8]) -> Option<M> {
+    let metadata = match body.strip_prefix(br#""metadata":"#) {
+        Some(metadata) => M::deserialize(&mut serde_json::Deserializer::from_slice(metadata)),
+        None => serde_json::from_slice(body).map(|JsonObject { metadata }| metadata),
+    };
+    metadata.ok()
+}
+
 /// Returns the bytes of the member and of its comma. `None` if there is no such member, or if it is written in another
 /// layout than the apiserver's, which has no whitespace and no escapes in this name.
 fn json_member(body: &[u8]) -> Option<Range<usize>> {
-    let metadata = match body.strip_prefix(br#""metadata":"#) {
-        Some(metadata) => JsonMetadata::deserialize(&mut serde_json::Deserializer::from_slice(metadata)),
-        None => serde_json::from_slice(body).map(|JsonObject { metadata }| metadata),
-    };
-    let value = metadata.ok()?.managed_fields?.get();
+    let value = json_metadata::<JsonMetadata<'_>>(body)?.managed_fields?.get();
     let at = value.as_ptr().addr() - body.as_ptr().addr();
     let (start, end) = (at.checked_sub(NAME.len())?, at + value.len());
     if &body[start..at] != NAME {

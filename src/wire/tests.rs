@@ -10,3 +10,4 @@ mod object;
 mod reader;
 mod splitter;
 mod table;
+mod write_time;

@@ -15,7 +15,7 @@ use crate::tree_deltas;
 /// A metric, and a label that one of its lines must have.
 type Metric = (&'static str, &'static str);
 
-const IN_SERVICE: [Metric; 43] = [
+const IN_SERVICE: [Metric; 44] = [
     ("kube_fanout_ready", ""),
     ("kube_fanout_tasks", ""),
     ("kube_fanout_build_info", concat!("version=\"", env!("CARGO_PKG_VERSION"), "\"")),
@@ -50,6 +50,7 @@ const IN_SERVICE: [Metric; 43] = [
     ("kube_fanout_watch_gzip_bytes_total", "after"),
     ("kube_fanout_reduced_bytes_total", ""),
     ("kube_fanout_watch_unchanged_events_total", ""),
+    ("kube_fanout_upstream_event_age_seconds_count", "configmaps.v1"),
     ("kube_fanout_watch_delivery_seconds_count", "pods.v1"),
     ("kube_fanout_watches_ended_total", "expired"),
     ("kube_fanout_served_total", "list"),
@@ -150,8 +151,7 @@ async fn serve_all_kinds(up: &RunningDemoApiserver, client: &Client) -> Watch {
         client.watch(CONFIGMAPS).initial_events().accept("application/json;drop=metadata.managedFields").await;
     reduced.listed().await;
     for manager in ["a", "b"] {
-        let metadata =
-            serde_json::json!({"namespace": "default", "name": "c", "managedFields": [{"manager": manager}]});
+        let metadata = serde_json::json!({"namespace": "default", "name": "c", "managedFields": [{"manager": manager, "time": "2026-01-02T03:04:05Z"}]});
         up.put("configmaps", serde_json::json!({"metadata": metadata}));
     }
     reduced.reached(up.put("configmaps", direct::configmap("default", "last", ""))).await;

@@ -35,7 +35,9 @@ function watches(total) {
 }
 
 function metrics(looks) {
-  const bucket = (le, of) => `kube_fanout_watch_delivery_seconds_bucket{resource="pods.v1",le="${le}"} ${of * looks}`;
+  const series = (name, le, of) => `kube_fanout_${name}_seconds_bucket{resource="pods.v1",le="${le}"} ${of * looks}`;
+  const bucket = (le, of) => series("watch_delivery", le, of);
+  const age = (le, of) => series("upstream_event_age", le, of);
   return [
     "# HELP x y", 'kube_fanout_build_info{version="9.8.7",revision="abc"} 1',
     'kube_fanout_watches_open{resource="pods.v1",protocol="h2"} 4000', 'kube_fanout_watches_open{protocol="h1"} 1000',
@@ -46,7 +48,7 @@ function metrics(looks) {
     `kube_fanout_upstream_requests_total{cause="list"} ${10 + looks}`, "process_start_time_seconds 1790000000",
     `process_cpu_seconds_total ${0.4 * looks}`, "process_resident_memory_bytes 150000000",
     'kube_fanout_memory_used_bytes{kind="objects"} 50000000', "kube_fanout_memory_budget_bytes 700000000",
-    bucket("0.001", 50), bucket("0.01", 99), bucket("+Inf", 100),
+    bucket("0.001", 50), bucket("0.01", 99), bucket("+Inf", 100), age("1", 90), age("2.5", 100), age("+Inf", 100),
   ].join("\n");
 }
 

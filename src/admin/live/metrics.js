@@ -1,7 +1,10 @@
 // Parses `/metrics`, and computes rates between two polls.
 
 const FORWARDED = "kube_fanout_forwarded_total";
-const DELIVERY = "kube_fanout_watch_delivery_seconds_bucket";
+const LATENCIES = new Map([
+  ["kube_fanout_watch_delivery_seconds_bucket", "delivery"],
+  ["kube_fanout_upstream_event_age_seconds_bucket", "age"],
+]);
 const SUMS = new Set([
   "kube_fanout_watches_open", "kube_fanout_upstream_streams_open", "kube_fanout_upstream_events_total",
   "kube_fanout_watch_events_total", "kube_fanout_watch_bytes_total", "kube_fanout_served_total", FORWARDED,
@@ -10,9 +13,10 @@ const SUMS = new Set([
   "process_resident_memory_bytes", "process_start_time_seconds",
 ]);
 
-/** Parses Prometheus text: sums by name, forwarded requests by reason, and delivery latencies. */
+/** Parses Prometheus text: sums by name, forwarded requests by reason, and latencies. */
 function readMetrics(text) {
-  const read = { sums: new Map(), passed: new Map(), late: new Map(), version: "" };
+  const late = { delivery: new Map(), age: new Map() };
+  const read = { sums: new Map(), passed: new Map(), late, version: "" };
   for (const line of text.split("\n")) {
     if (line === "" || line.startsWith("#")) continue;
     const brace = line.indexOf("{");
@@ -21,7 +25,8 @@ function readMetrics(text) {
     const value = Number(line.slice(space + 1));
     if (SUMS.has(name)) read.sums.set(name, (read.sums.get(name) ?? 0) + value);
     if (name === FORWARDED) add(read.passed, /reason="([^"]*)"/.exec(line)?.[1], value);
-    if (name === DELIVERY) add(read.late, Number(/le="([^"]*)"/.exec(line)?.[1].replace("+Inf", "Infinity")), value);
+    const latencies = late[LATENCIES.get(name)];
+    if (latencies) add(latencies, Number(/le="([^"]*)"/.exec(line)?.[1].replace("+Inf", "Infinity")), value);
     if (name === "kube_fanout_build_info") read.version = /version="([^"]*)"/.exec(line)?.[1] ?? "";
   }
   return read;
@@ -50,11 +55,11 @@ class Between {
     return Math.max(0, (now.get(key) ?? 0) - (before.get(key) ?? 0));
   }
 
-  /** The delivery latency at a quantile, estimated from the buckets; null without events. */
-  late(share) {
+  /** A latency ("delivery" or "age") at a quantile, estimated from the buckets; null without events. */
+  late(what, share) {
     if (!this.before) return null;
-    const bounds = [...this.now.late.keys()].sort((a, b) => a - b);
-    const grown = bounds.map((bound) => this.grown(this.before.late, this.now.late, bound));
+    const bounds = [...this.now.late[what].keys()].sort((a, b) => a - b);
+    const grown = bounds.map((bound) => this.grown(this.before.late[what], this.now.late[what], bound));
     const wanted = share * (grown.at(-1) ?? 0);
     if (wanted === 0) return null;
     const at = grown.findIndex((upTo) => upTo >= wanted);

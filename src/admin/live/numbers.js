@@ -36,6 +36,6 @@ function seconds(number) {
 
 function millis(number) {
   if (number === null) return "–";
-  if (number >= 10_000) return "over 10 s";
+  if (number >= 10_000) return seconds(number / 1000);
   return `${rounded(number)} ms`;
 }

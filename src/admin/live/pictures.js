@@ -77,8 +77,8 @@ const TILES = [
   },
   {
     name: "Delivery latency", shown: millis, lines: ["p50", "p99"],
-    values: (of) => [of.late(0.5), of.late(0.99)],
-    small: (of) => `p50; p99 ${millis(of.late(0.99))}`,
+    values: (of) => [of.late("delivery", 0.5), of.late("delivery", 0.99)],
+    small: (of) => `p50; p99 ${millis(of.late("delivery", 0.99))}; age on receipt: p99 ${millis(of.late("age", 0.99))}`,
   },
   {
     name: "Requests served from the cache", shown: rate, lines: ["from the cache", "forwarded"],

@@ -168,6 +168,9 @@ impl Reflector {
         let applied = match item {
             Ok(StreamItem::Change { change, more }) => {
                 let (rv, received) = (change.object.rv, 1 + more.len());
+                if rv > at {
+                    self.event_ages.received(&self.upstream.feed.spec.key, &change);
+                }
                 let bytes = |change: &ObjectChange| change.frame.as_ref().map_or(0, Bytes::len);
                 FeedTrafficCounts::add(&counts.events, received as u64);
                 FeedTrafficCounts::add(&counts.bytes, once(&change).chain(&more).map(bytes).sum::<usize>() as u64);

@@ -43,7 +43,7 @@ impl PolledProxy {
         match look {
             Ok(look) => {
                 self.silence = None;
-                self.measure(look.counters);
+                self.measure(look.counters.clone());
                 self.look = Some(look);
             }
             Err(error) => {

@@ -1,14 +1,22 @@
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use crate::inspect::metrics::MetricsText;
 use crate::inspect::table::{bytes, grouped};
 
 /// A sample of a proxy's counters. They only grow, except when the proxy restarts.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct ProxyCounters {
     pub(super) at: Instant,
     pub(super) values: [u64; METRICS.len()],
+    pub(super) ages: LatencyBuckets,
+    pub(super) deliveries: LatencyBuckets,
 }
+
+/// The cumulative counts of a histogram by upper bound in seconds, summed over its series.
+#[derive(Debug, Clone, Default)]
+pub(super) struct LatencyBuckets(Vec<(f64, f64)>);
 
 /// The rates of a proxy's counters, per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -19,6 +27,11 @@ pub(super) struct ProxyRates {
     pub(super) from_memory: u64,
     pub(super) passed_through: u64,
     pub(super) refused: u64,
+    /// The age within which 99 % of the events were received, since their write; [`Duration::MAX`] if it is above all
+    /// bounds of the histogram.
+    pub(super) age_p99: Option<Duration>,
+    /// The time within which 99 % of the events were passed on to a client.
+    pub(super) delivery_p99: Option<Duration>,
 }
 
 const METRICS: [&str; 6] = [
@@ -32,7 +45,37 @@ const METRICS: [&str; 6] = [
 
 impl ProxyCounters {
     pub(super) fn of(metrics: &MetricsText, at: Instant) -> Self {
-        Self { at, values: METRICS.map(|name| metrics.sum(name)) }
+        Self {
+            at,
+            values: METRICS.map(|name| metrics.sum(name)),
+            ages: LatencyBuckets::of(metrics, "kube_fanout_upstream_event_age_seconds"),
+            deliveries: LatencyBuckets::of(metrics, "kube_fanout_watch_delivery_seconds"),
+        }
+    }
+}
+
+impl LatencyBuckets {
+    /// Reads the histogram `name`.
+    fn of(metrics: &MetricsText, name: &str) -> Self {
+        let (mut buckets, name) = (Vec::<(f64, f64)>::new(), format!("{name}_bucket"));
+        for (bound, count) in metrics.by_label(&name, "le") {
+            let bound = bound.parse().unwrap_or(f64::INFINITY);
+            match buckets.iter_mut().find(|(known, _)| *known == bound) {
+                Some((_, sum)) => *sum += count,
+                None => buckets.push((bound, count)),
+            }
+        }
+        buckets.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+        Self(buckets)
+    }
+
+    /// Returns the bound of the bucket with the 99th percentile of the values since `earlier`. `None` if there are none.
+    fn p99_since(&self, earlier: &Self) -> Option<Duration> {
+        let before = |bound: f64| earlier.0.iter().find(|(known, _)| *known == bound).map_or(0.0, |(_, count)| *count);
+        let grown: Vec<_> = self.0.iter().map(|(bound, count)| (*bound, count - before(*bound))).collect();
+        let all = grown.last().map(|(_, count)| *count).filter(|count| *count > 0.0)?;
+        let (bound, _) = grown.into_iter().find(|(_, count)| *count >= all * 0.99)?;
+        Some(Duration::try_from_secs_f64(bound).unwrap_or(Duration::MAX))
     }
 }
 
@@ -46,7 +89,19 @@ impl ProxyRates {
             (grown as f64 / elapsed).round().max(0.0) as u64
         };
         let [upstream, delivered, delivered_bytes, from_memory, passed_through, refused] = std::array::from_fn(rate);
-        Self { upstream, delivered, delivered_bytes, from_memory, passed_through, refused }
+        let age_p99 = now.ages.p99_since(&earlier.ages);
+        let delivery_p99 = now.deliveries.p99_since(&earlier.deliveries);
+        Self { upstream, delivered, delivered_bytes, from_memory, passed_through, refused, age_p99, delivery_p99 }
+    }
+
+    /// Returns the latencies in words; empty without events.
+    pub(super) fn latencies(&self) -> String {
+        let within = |what: &str, p99: Option<Duration>| match p99 {
+            None => String::new(),
+            Some(Duration::MAX) => format!("; {what} p99 above a minute"),
+            Some(p99) => format!("; {what} p99 ≤ {p99:?}"),
+        };
+        within("age on receipt", self.age_p99) + &within("delivery", self.delivery_p99)
     }
 }
 
@@ -55,13 +110,14 @@ impl std::fmt::Display for ProxyRates {
         write!(
             f,
             "upstream: {} events/s · delivered: {} events/s, {}/s · requests: {}/s from the cache, {}/s forwarded, \
-             {}/s refused",
+             {}/s refused{}",
             grouped(self.upstream),
             grouped(self.delivered),
             bytes(self.delivered_bytes),
             grouped(self.from_memory),
             grouped(self.passed_through),
-            grouped(self.refused)
+            grouped(self.refused),
+            self.latencies()
         )
     }
 }
@@ -75,8 +131,12 @@ mod tests {
     #[test]
     fn rate_is_the_increase_per_second() {
         let at = Instant::now();
-        let earlier = ProxyCounters { at, values: [10, 100, 1_000, 5, 50, 7] };
-        let now = ProxyCounters { at: at + Duration::from_secs(2), values: [12, 5_100, 3_000, 5, 40, 8] };
+        let ages = LatencyBuckets(vec![(0.5, 7.0), (2.5, 9.0), (f64::INFINITY, 10.0)]);
+        let deliveries = LatencyBuckets::default;
+        let earlier =
+            ProxyCounters { at, values: [10, 100, 1_000, 5, 50, 7], ages: ages.clone(), deliveries: deliveries() };
+        let values = [12, 5_100, 3_000, 5, 40, 8];
+        let now = ProxyCounters { at: at + Duration::from_secs(2), values, ages, deliveries: deliveries() };
         let rates = ProxyRates::between(&earlier, &now);
         let (passed_through, refused) = (0, 1);
         let expected = ProxyRates {
@@ -86,8 +146,38 @@ mod tests {
             from_memory: 0,
             passed_through,
             refused,
+            age_p99: None,
+            delivery_p99: None,
         };
         assert_eq!(rates, expected, "a counter that is less than before is that of a new process");
         assert!(rates.to_string().contains("delivered: 2,500 events/s, 1000 B/s"), "{rates}");
+    }
+
+    #[test]
+    fn latencies_are_bounds_of_buckets_since_the_last_sample() {
+        let text = |counts: [u32; 3]| {
+            let line = |resource: &str, le: &str, count: u32| {
+                format!("kube_fanout_watch_delivery_seconds_bucket{{resource=\"{resource}\",le=\"{le}\"}} {count}\n")
+            };
+            let [fast, slow, all] = counts;
+            let page = [
+                line("pods.v1", "0.005", fast),
+                line("pods.v1", "2.5", slow),
+                line("pods.v1", "+Inf", all),
+                line("nodes.v1", "0.005", 100),
+                line("nodes.v1", "2.5", 100),
+                line("nodes.v1", "+Inf", 100),
+            ];
+            ProxyCounters::of(&MetricsText(page.concat()), Instant::now())
+        };
+        let earlier = text([500, 600, 700]);
+        for (counts, expected) in [
+            ([500, 600, 700], ""),
+            ([599, 700, 800], "; delivery p99 ≤ 5ms"),
+            ([598, 699, 800], "; delivery p99 ≤ 2.5s"),
+            ([500, 600, 800], "; delivery p99 above a minute"),
+        ] {
+            assert_eq!(ProxyRates::between(&earlier, &text(counts)).latencies(), expected, "{counts:?}");
+        }
     }
 }

@@ -4,13 +4,14 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::poll::{OpenWatchesResult, ProxyPollResult};
-use super::rates::ProxyCounters;
+use super::rates::{LatencyBuckets, ProxyCounters};
 use crate::inspect::metrics::MetricsText;
 use crate::inspect::status::ProxyStatus;
 
 /// Returns the counters of a proxy that has delivered this many events.
 pub(super) fn counters(at: Instant, delivered: u64) -> ProxyCounters {
-    ProxyCounters { at, values: [delivered / 10, delivered, delivered * 300, delivered / 4, 0, 0] }
+    let values = [delivered / 10, delivered, delivered * 300, delivered / 4, 0, 0];
+    ProxyCounters { at, values, ages: LatencyBuckets::default(), deliveries: LatencyBuckets::default() }
 }
 
 /// Returns the poll of a proxy with two feeds, one of them stale, and three watches.

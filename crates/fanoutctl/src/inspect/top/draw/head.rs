@@ -141,7 +141,7 @@ fn details(proxy: &PolledProxy) -> Vec<(&'static str, String)> {
         let [upstream, memory, passed, refused] =
             [rates.upstream, rates.from_memory, rates.passed_through, rates.refused].map(grouped);
         let answered = format!("{memory}/s from the cache, {passed}/s forwarded, {refused}/s refused");
-        (format!("{upstream} events/s"), answered)
+        (format!("{upstream} events/s{}", rates.latencies()), answered)
     });
     let (upstream, requests) = rates.unwrap_or_else(|| ("measuring".to_owned(), "measuring".to_owned()));
     vec![
