@@ -140,7 +140,7 @@ integration: ## Kubernetes' own integration tests, directly and with the proxy i
 	@tests/integration/run.py $(ARGS)
 
 .PHONY: judges
-judges: ## Specs of controller-runtime, directly and through the proxy (ARGS="controller-runtime/cache"; minutes more when cold)
+judges: ## Tests of controller-runtime, kube-rs and storage, directly and through the proxy (ARGS=storage; minutes more when cold)
 	@tests/kube/build.sh
 	$(CARGO) build --release $(LOCKED)
 	@tests/judges/run.py $(ARGS)

@@ -52,7 +52,7 @@ STAGES = [
     ("failover", ["failover", "SECONDS=300", "INFORMERS=500"], 10, True),
     ("hostile", ["hostile"], 4, True),
     ("neighbouring", ["neighbouring"], 10, True),
-    ("judges", ["judges"], 6, False),
+    ("judges", ["judges"], 16, False),
     ("informers", ["informers"], 10, False),
     ("strict-reads", ["strict-reads"], 3, False),
     ("informers-of-events", ["informers-of-events"], 7, False),
@@ -77,7 +77,7 @@ STAGES = [
     ("siege", ["siege", "SECONDS=10", "STEADY=300"], 30, False),
     ("measured", ["measured"], 30, True),
 ]
-NIGHT_MINUTES = 531
+NIGHT_MINUTES = 541
 assert sum(minutes for _, _, minutes, _ in STAGES) <= NIGHT_MINUTES, "the stages do not fit a night"
 NAMES = [name for name, *_ in STAGES]
 
