@@ -317,7 +317,7 @@ impl CertificateValidity {
                     what,
                     reason = %why,
                     "certificate is expired or not yet valid; peers reject it until it is replaced"
-                )
+                );
             }
         }
     }
