@@ -47,12 +47,19 @@ def kubeconfig(original, url, certificate):
     return re.sub(r"certificate-authority-data: .*", f"certificate-authority-data: {authority}", text)
 
 
+def kubeconfig_server(path):
+    """The address of the server."""
+    return re.search(r"server: (\S+)", path.read_text())[1]
+
+
 class World:
     """The servers of one run."""
 
-    def __init__(self, plane, user, admin, out):
+    def __init__(self, plane, user, admin, out, proxy):
         self.plane, self.user, self.out = plane, user, out
         self._admin = admin
+        # The number of the proxy's process, if there is one.
+        self.proxy = proxy
 
     @property
     def apiserver(self):
@@ -90,7 +97,7 @@ def world(side, out, proxy):
             url, admin = servers[1].until(lambda: listens.search((out / "proxy.log").read_text())).groups()
             original, user = user, out / "kubeconfig"
             user.write_text(kubeconfig(original, url, certificate))
-        yield World(plane, user, admin, out)
+        yield World(plane, user, admin, out, servers[1].process.pid if admin else None)
     finally:
         for server in reversed(servers):
             server.end()

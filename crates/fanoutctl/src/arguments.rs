@@ -5,6 +5,7 @@ mod credentials;
 mod estimate;
 mod examples;
 mod fanout;
+mod size;
 mod trial;
 mod verify;
 
@@ -12,6 +13,7 @@ pub(crate) use bench::BenchArguments;
 pub(crate) use credentials::CredentialArguments;
 pub(crate) use estimate::EstimateArguments;
 pub(crate) use fanout::{AdminArguments, FanoutSubcommand, OutputFormat, ServerArguments, terminal_colours};
+pub(crate) use size::SizeArguments;
 pub(crate) use trial::TryArguments;
 pub(crate) use verify::{JudgeCommand, VerifyArguments};
 
@@ -20,7 +22,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 use kube_fanout::config::ServeArguments;
 
-use examples::{BENCH_EXAMPLES, ESTIMATE_EXAMPLES, TRY_EXAMPLES, VERIFY_EXAMPLES};
+use examples::{BENCH_EXAMPLES, ESTIMATE_EXAMPLES, SIZE_EXAMPLES, TRY_EXAMPLES, VERIFY_EXAMPLES};
 
 /// Demo, benchmark, verification and inspection tools for kube-fanout.
 ///
@@ -61,6 +63,9 @@ pub(crate) enum ToolCommand {
     /// Estimate from an audit log how much load a proxy would remove
     #[command(after_help = ESTIMATE_EXAMPLES)]
     Estimate(EstimateArguments),
+    /// Calculate the proxies that a cluster needs in each form: CPU, memory, traffic, watches at the apiserver
+    #[command(after_help = SIZE_EXAMPLES)]
+    Size(SizeArguments),
     /// Inspect running proxies: status, clients and decisions; also as `kubectl fanout`
     Fanout {
         #[command(subcommand)]

@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod demo;
 pub(crate) mod estimate;
 pub(crate) mod fanout;
+pub(crate) mod size;
 pub(crate) mod try_command;
 pub(crate) mod verify;
 

@@ -22,7 +22,7 @@ pub use explain::{ExplainOptions, explain};
 pub use forwards::{PodPortForward, ProxyPodSelector, forward};
 pub use server::ApiserverOptions;
 pub use status::status;
-pub(crate) use table::printable;
+pub(crate) use table::{bytes, grouped, lines, printable};
 pub use tail::{TailOptions, tail};
 pub use top::{TopOptions, TopOutput, top};
 

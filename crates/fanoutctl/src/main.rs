@@ -7,6 +7,7 @@ mod arguments;
 mod commands;
 mod estimate;
 mod inspect;
+mod size;
 mod trial;
 
 use std::io::Write as _;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
             Ok(text) => print(&text),
             Err(why) => PROGRAM.fail(INCONCLUSIVE, &why),
         },
+        ToolCommand::Size(arguments) => print(&commands::size::run(&arguments)),
         ToolCommand::Fanout { verb } => fanout(verb),
         ToolCommand::RunProxy(arguments) => PROGRAM.serve(*arguments),
         ToolCommand::Completions { shell } => PROGRAM.complete(ToolArguments::command(), shell),

@@ -12,6 +12,17 @@ counts as a Table, which the proxy forwards.
 
 Exit codes: 0 estimated, 2 inconclusive, 64 usage error.";
 
+pub(super) const SIZE_EXAMPLES: &str = "\
+Examples:
+  5,000 nodes, each with three agents that watch two whole collections and the pods of their node:
+    fanoutctl size --nodes 5000
+  Six agents, 200,000 objects, 150 changes of each resource per second:
+    fanoutctl size --nodes 5000 --agents 6 --objects 200000 --changes 150
+
+Counts and rates of a running cluster are in `kube-fanout check`, `fanoutctl estimate` and the proxy's metrics.
+
+Exit codes: 0 calculated, 64 usage error.";
+
 pub(super) const TRY_EXAMPLES: &str = "\
 Examples:
   A kube-apiserver, a proxy, a thousand informers, and the live page:

@@ -12,7 +12,7 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
 }
 
 /// Formats rows as lines with aligned columns.
-pub(super) fn lines(head: &[&str], rows: &[Vec<String>]) -> String {
+pub(crate) fn lines(head: &[&str], rows: &[Vec<String>]) -> String {
     let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
@@ -29,14 +29,14 @@ pub(super) fn lines(head: &[&str], rows: &[Vec<String>]) -> String {
 }
 
 /// Formats a number with separators: `1,234,567`.
-pub(super) fn grouped(number: u64) -> String {
+pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let groups = digits.as_bytes().rchunks(3).rev().map(|group| String::from_utf8_lossy(group).into_owned());
     groups.collect::<Vec<_>>().join(",")
 }
 
 /// Formats a number of bytes in binary units.
-pub(super) fn bytes(number: u64) -> String {
+pub(crate) fn bytes(number: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut unit = 0;
     let mut left = number as f64;
