@@ -285,6 +285,12 @@ endurance: ## Kills and pauses for long, judged run by run and added up (SECONDS
 	$(CARGO) build --release $(LOCKED)
 	@python3 tests/endurance.py run --seconds $(SECONDS) $(SEED:%=--seed %) $(ARGS)
 
+.PHONY: ingest
+ingest: ## Events a second that one feed takes, and the CPU of each (release build; five minutes)
+	@tests/kube/build.sh
+	$(CARGO) build --release $(LOCKED)
+	@python3 benches/ingest.py $(ARGS)
+
 .PHONY: size-check
 size-check: ## `fanoutctl size` beside what a proxy takes: memory and bytes within a fifth (release build; five minutes)
 	@tests/kube/build.sh

@@ -69,9 +69,12 @@ pub struct FormSize {
 
 /// The CPU to pass an event on to a connection of its own, in microseconds. Saturated proxies batch events and need 2 to
 /// 4, and so do watches that share connections.
-const DELIVERY_MICROS: f64 = 11.9;
-/// The CPU to receive an event and to encode it for all watches, in microseconds, if each arrives alone.
-const RECEIPT_MICROS: f64 = 400.0;
+const DELIVERY_MICROS: f64 = 11.7;
+/// The CPU to receive an event that arrives alone and to encode it for all watches, in microseconds. Most of it is the
+/// end of an idle core's sleep, so it falls with the rate of events, to that of a busy core.
+const RECEIPT_MICROS: f64 = 548.0;
+const RECEIPT_MICROS_FALL: f64 = 1.53;
+const RECEIPT_MICROS_MIN: f64 = 60.0;
 /// The CPU of the apiserver to send an event to a watch, in microseconds.
 const APISERVER_DELIVERY_MICROS: f64 = 43.0;
 /// The memory of a process without objects and connections, in bytes.
@@ -165,7 +168,8 @@ impl ClusterLoad {
     /// The cores of a proxy with so many agents.
     fn cores(&self, agents: f64) -> f64 {
         let received = self.resources as f64 * self.changes;
-        (self.deliveries(agents) * DELIVERY_MICROS + received * RECEIPT_MICROS) / 1e6
+        let receipt = (RECEIPT_MICROS - RECEIPT_MICROS_FALL * received).max(RECEIPT_MICROS_MIN);
+        (self.deliveries(agents) * DELIVERY_MICROS + received * receipt) / 1e6
     }
 
     /// The memory of a proxy with so many agents.
