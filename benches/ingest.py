@@ -43,8 +43,6 @@ DEFINITION = {
         }],
     },
 }
-# A write of the upstream has whole frames, so that it takes few of them.
-CHUNK_BYTES = 256 << 10
 # Only ends a hang.
 SECONDS_MAX = 120
 
@@ -234,7 +232,7 @@ def main():
         apiserver.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", DEFINITION)
         for kind in (ProtobufFrames, JsonFrames):
             for size in (600, 2_000, 14_500):
-                frames = kind(apiserver, exemplar(size), min(arguments.events, 1_000_000_000 // size), CHUNK_BYTES)
+                frames = kind(apiserver, exemplar(size), arguments.events)
                 for lanes in (0, 1_000):
                     rate, (own, kernel), is_complete = measure(apiserver, frames, lanes, OUT / "plane", arguments.binary.resolve())
                     rows.append(f"| {frames.name} | {frames.object_bytes:,} | {lanes:,} | {rate:,.0f} | {own:.1f} | {kernel:.1f} |")

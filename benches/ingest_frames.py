@@ -5,6 +5,10 @@ import json
 # Versions and names have one width, so that each frame is a copy with other digits.
 FIRST = 700_000_000_000
 NAMES = 1_000
+# A write of the upstream has whole frames, so that it takes few of them.
+CHUNK_BYTES = 256 << 10
+# Less than the proxy's history (`window.mebibytes`), so that no client is too slow.
+BYTES_MAX = 200 << 20
 
 
 def exemplar(size):
@@ -31,14 +35,14 @@ def name(number):
 
 
 class Frames:
-    """Frames of `count` events of objects that are added and then modified, in parts of whole frames."""
+    """Frames of at most `events` events of objects that are added and then modified, in parts of whole frames."""
 
-    def __init__(self, count, chunk_bytes):
-        self.count, self.parts, part, length = count, [], [], 0
-        for number in range(count):
+    def __init__(self, events):
+        self.count, self.parts, part, length = min(events, BYTES_MAX // self.object_bytes), [], [], 0
+        for number in range(self.count):
             part.append(self.frame("ADDED" if number < NAMES else "MODIFIED", name(number), FIRST + 1 + number))
             length += len(part[-1])
-            if length > chunk_bytes:
+            if length > CHUNK_BYTES:
                 self.parts.append(b"".join(part))
                 part, length = [], 0
         self.parts.append(b"".join(part))
@@ -49,7 +53,7 @@ class JsonFrames(Frames):
     version = rb'"resourceVersion":"(7\d{11})"'
     collection = "/apis/ingest.example/v1/exemplars"
 
-    def __init__(self, apiserver, pod, count, chunk_bytes):
+    def __init__(self, apiserver, pod, events):
         value = dict(pod, apiVersion="ingest.example/v1", kind="Exemplar")
         created(apiserver, "/apis/ingest.example/v1/namespaces/default/exemplars", value)
         text = read(apiserver, f"/apis/ingest.example/v1/namespaces/default/exemplars/{name(0)}", self.content_type)
@@ -57,7 +61,7 @@ class JsonFrames(Frames):
         self.template = text.strip().replace(f'"resourceVersion":"{version}"'.encode(), b'"resourceVersion":"%d"')
         self.template = self.template.replace(f'"name":"{name(0)}"'.encode(), b'"name":"%s"')
         self.object_bytes = len(text)
-        super().__init__(count, chunk_bytes)
+        super().__init__(events)
 
     def frame(self, event, name, version):
         # In an object's metadata, the name comes first.
@@ -78,7 +82,7 @@ class ProtobufFrames(Frames):
     version = rb"2\x0c(7\d{11})"
     collection = "/api/v1/pods"
 
-    def __init__(self, apiserver, pod, count, chunk_bytes):
+    def __init__(self, apiserver, pod, events):
         created(apiserver, "/api/v1/namespaces/default/pods", pod)
         unknown = read(apiserver, f"/api/v1/namespaces/default/pods/{name(0)}", self.content_type)[4:]
         self.pod = dict(fields(dict(fields(unknown))[2]))
@@ -86,7 +90,7 @@ class ProtobufFrames(Frames):
         # The spec and the status.
         self.rest = b"".join(field(number, self.pod[number]) for number in (2, 3) if number in self.pod)
         self.object_bytes = len(unknown)
-        super().__init__(count, chunk_bytes)
+        super().__init__(events)
 
     def frame(self, event, name, version):
         changed = {1: name.encode(), 6: b"%d" % version}

@@ -241,7 +241,7 @@ mod tests {
             (1_000.0, 100, WINDOW_EVENTS_MAX * revision(100.0)),
             (1_000.0, 4_000, WINDOW_BYTES_MAX),
         ] {
-            let found = history(ClusterLoad { changes, object_bytes, ..quiet });
+            let found = history(ClusterLoad { object_bytes, changes, ..quiet });
             assert!((found - expected).abs() < 1.0, "{changes} {object_bytes}: {found} is not {expected}");
         }
     }

@@ -6,7 +6,7 @@ use crate::arguments::SizeArguments;
 use crate::inspect::{bytes, grouped, lines};
 use crate::size::{ClusterLoad, FormSize, ProxyForm};
 
-/// The objects of a node: its pods, itself, and its share of Services and EndpointSlices.
+/// The objects of a node: its pods, itself, and its share of services and endpoints.
 const OBJECTS_PER_NODE: u64 = 32;
 const NODES_PER_CHANGE: f64 = 50.0;
 
@@ -17,7 +17,7 @@ pub fn run(arguments: &SizeArguments) -> String {
     let objects = objects.unwrap_or(nodes * OBJECTS_PER_NODE);
     let changes = changes.unwrap_or(nodes as f64 / NODES_PER_CHANGE);
     let window_seconds = window.as_secs_f64();
-    let load = ClusterLoad { nodes, agents, whole, own, resources, objects, object_bytes, changes, window_seconds };
+    let load = ClusterLoad { nodes, agents, whole, own, objects, object_bytes, changes, resources, window_seconds };
     let sizes = load.sizes(replicas);
     if json {
         return serde_json::to_string_pretty(&sizes).expect("numbers and names") + "\n";
@@ -90,4 +90,45 @@ fn rows(size: &FormSize) -> Vec<Vec<String>> {
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of bytes for people")]
 fn to_whole(number: f64) -> u64 {
     number.round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn every_form_has_a_row_in_text_and_in_json() {
+        let mut arguments = SizeArguments {
+            nodes: 1_000,
+            agents: 2,
+            whole: 1,
+            own: 1,
+            resources: 2,
+            objects: None,
+            object_bytes: 2_000,
+            changes: None,
+            replicas: None,
+            window: Duration::from_mins(15),
+            json: false,
+        };
+        let text = run(&arguments);
+        assert!(
+            text.starts_with(
+                "1,000 nodes with 2 agents each: 4,000 watches of 2 resources, 32,000 objects of 2.0 KiB, "
+            )
+        );
+        let columns: Vec<Vec<_>> = text.lines().skip(2).map(|line| line.split("  ").collect()).collect();
+        for (row, name) in
+            ["FORM", "without proxies", "central", "node", "node below zones", "", ""].into_iter().enumerate()
+        {
+            assert_eq!(columns[row][0], name, "{text}");
+        }
+        arguments.json = true;
+        let sizes: serde_json::Value = serde_json::from_str(&run(&arguments)).expect("JSON");
+        let forms: Vec<_> = sizes.as_array().expect("a list").iter().map(|size| size["form"].as_str()).collect();
+        assert_eq!(forms, ["direct", "central", "node", "tree"].map(Some));
+        assert_eq!(sizes[3]["zones"], 2, "{sizes}");
+    }
 }

@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -14,9 +15,9 @@ pub(super) struct ProxyCounters {
     pub(super) deliveries: LatencyBuckets,
 }
 
-/// The cumulative counts of a histogram by upper bound in seconds, summed over its series.
+/// The cumulative counts of a histogram by upper bound, summed over its series. The last bound is [`Duration::MAX`].
 #[derive(Debug, Clone, Default)]
-pub(super) struct LatencyBuckets(Vec<(f64, f64)>);
+pub(super) struct LatencyBuckets(BTreeMap<Duration, f64>);
 
 /// The rates of a proxy's counters, per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -57,25 +58,20 @@ impl ProxyCounters {
 impl LatencyBuckets {
     /// Reads the histogram `name`.
     fn of(metrics: &MetricsText, name: &str) -> Self {
-        let (mut buckets, name) = (Vec::<(f64, f64)>::new(), format!("{name}_bucket"));
+        let (mut buckets, name) = (BTreeMap::new(), format!("{name}_bucket"));
         for (bound, count) in metrics.by_label(&name, "le") {
-            let bound = bound.parse().unwrap_or(f64::INFINITY);
-            match buckets.iter_mut().find(|(known, _)| *known == bound) {
-                Some((_, sum)) => *sum += count,
-                None => buckets.push((bound, count)),
-            }
+            let seconds = bound.parse().unwrap_or(f64::INFINITY);
+            *buckets.entry(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)).or_default() += count;
         }
-        buckets.sort_by(|(one, _), (other, _)| one.total_cmp(other));
         Self(buckets)
     }
 
     /// Returns the bound of the bucket with the 99th percentile of the values since `earlier`. `None` if there are none.
     fn p99_since(&self, earlier: &Self) -> Option<Duration> {
-        let before = |bound: f64| earlier.0.iter().find(|(known, _)| *known == bound).map_or(0.0, |(_, count)| *count);
-        let grown: Vec<_> = self.0.iter().map(|(bound, count)| (*bound, count - before(*bound))).collect();
+        let before = |bound| earlier.0.get(bound).copied().unwrap_or_default();
+        let grown: Vec<_> = self.0.iter().map(|(bound, count)| (*bound, count - before(bound))).collect();
         let all = grown.last().map(|(_, count)| *count).filter(|count| *count > 0.0)?;
-        let (bound, _) = grown.into_iter().find(|(_, count)| *count >= all * 0.99)?;
-        Some(Duration::try_from_secs_f64(bound).unwrap_or(Duration::MAX))
+        grown.into_iter().find(|(_, count)| *count >= all * 0.99).map(|(bound, _)| bound)
     }
 }
 
@@ -131,7 +127,7 @@ mod tests {
     #[test]
     fn rate_is_the_increase_per_second() {
         let at = Instant::now();
-        let ages = LatencyBuckets(vec![(0.5, 7.0), (2.5, 9.0), (f64::INFINITY, 10.0)]);
+        let ages = LatencyBuckets([(Duration::from_millis(500), 7.0), (Duration::MAX, 10.0)].into());
         let deliveries = LatencyBuckets::default;
         let earlier =
             ProxyCounters { at, values: [10, 100, 1_000, 5, 50, 7], ages: ages.clone(), deliveries: deliveries() };
