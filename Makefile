@@ -145,6 +145,12 @@ judges: ## Tests of controller-runtime, kube-rs and storage, directly and throug
 	$(CARGO) build --release $(LOCKED)
 	@tests/judges/run.py $(ARGS)
 
+.PHONY: clients
+clients: ## Client libraries of four languages, followed through kills of proxy and apiserver (ARGS="kopf"; needs pip, npm, Maven)
+	@tests/kube/build.sh
+	$(CARGO) build --release $(LOCKED)
+	@tests/judges/clients.py $(ARGS)
+
 # `make test` draws the same in every run. The targets below draw something new each time; SEED=n, which a run prints
 # first and when it fails, repeats it.
 ifeq ($(origin SEED),undefined)

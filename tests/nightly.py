@@ -51,6 +51,7 @@ STAGES = [
     ("robustness", ["robustness", "SECONDS=120"], 5, True),
     ("failover", ["failover", "SECONDS=300", "INFORMERS=500"], 10, True),
     ("size-check", ["size-check"], 6, False),
+    ("clients", ["clients"], 6, False),
     ("ingest", ["ingest"], 6, False),
     ("hostile", ["hostile"], 4, True),
     ("neighbouring", ["neighbouring"], 10, True),
@@ -79,7 +80,7 @@ STAGES = [
     ("siege", ["siege", "SECONDS=10", "STEADY=300"], 30, False),
     ("measured", ["measured"], 30, True),
 ]
-NIGHT_MINUTES = 553
+NIGHT_MINUTES = 559
 assert sum(minutes for _, _, minutes, _ in STAGES) <= NIGHT_MINUTES, "the stages do not fit a night"
 NAMES = [name for name, *_ in STAGES]
 
