@@ -34,7 +34,6 @@ class Follow {
   static void byOfficial(String kubeconfig, String namespace) throws Exception {
     KubeConfig config = KubeConfig.loadKubeConfig(new FileReader(kubeconfig));
     ApiClient client = ClientBuilder.kubeconfig(config).build().setReadTimeout(0);
-    client.setUserAgent(System.getenv("FOLLOW_AGENT"));
     CoreV1Api api = new CoreV1Api(client);
     SharedInformerFactory factory = new SharedInformerFactory(client);
     factory.sharedIndexInformerFor(
@@ -66,7 +65,6 @@ class Follow {
 
   static void byFabric8(HttpClient.Factory factory, String kubeconfig, String namespace) {
     Config config = Config.fromKubeconfig(new File(kubeconfig));
-    config.setUserAgent(System.getenv("FOLLOW_AGENT"));
     var client = new KubernetesClientBuilder().withConfig(config).withHttpClientFactory(factory).build();
     client.configMaps().inNamespace(namespace).runnableInformer(0)
         .exceptionHandler((isStarted, error) -> true)

@@ -4,12 +4,10 @@ Three of these libraries have no informer, so the programs do what their documen
 version, and list again if the server says that it is too old."""
 
 import asyncio
-import os
 import sys
 import time
 
 KIND, KUBECONFIG, NAMESPACE = sys.argv[1:4]
-AGENT = os.environ["FOLLOW_AGENT"]
 
 
 class Follower:
@@ -45,7 +43,6 @@ def by_kubernetes():
 
     config.load_kube_config(KUBECONFIG)
     api, follower = client.CoreV1Api(), Follower()
-    api.api_client.user_agent = AGENT
     while True:
         try:
             if follower.version is None:
@@ -71,7 +68,6 @@ async def by_asyncio():
     await config.load_kube_config(KUBECONFIG)
     follower = Follower()
     async with client.ApiClient() as connection:
-        connection.user_agent = AGENT
         api = client.CoreV1Api(connection)
         while True:
             try:
@@ -98,7 +94,6 @@ def by_lightkube():
     from lightkube.resources.core_v1 import ConfigMap
 
     client, follower = Client(config=KubeConfig.from_file(KUBECONFIG)), Follower()
-    client._client._client.headers["user-agent"] = AGENT
     while True:
         try:
             if follower.version is None:
