@@ -285,6 +285,8 @@ def main():
     if unknown := [name for name in arguments.names if name not in CLIENTS]:
         parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(CLIENTS)}")
     OUT.mkdir(parents=True, exist_ok=True)
+    # The servers are ended in this case, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     commands = {name: CLIENTS[name](name) for name in arguments.names or CLIENTS}
     missing = [name for name, command in commands.items() if command is None]
     if missing:

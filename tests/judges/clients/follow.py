@@ -115,8 +115,9 @@ def by_lightkube():
 def by_kopf():
     import kopf
 
+    # Not run by threads, whose lines would mix.
     @kopf.on.event("configmaps")
-    def seen(event, name, meta, body, **_):
+    async def seen(event, name, meta, body, **_):
         if event["type"] == "DELETED":
             print("gone", name, meta["resourceVersion"], flush=True)
         else:
