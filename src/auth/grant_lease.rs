@@ -235,8 +235,8 @@ impl GrantLeaseRevalidator {
         let (state, authenticator) = (self.state.clone(), self.authenticator.clone());
         let (mut due, mut uncertain_since, mut outage) = (self.next_check(), None, None);
         let mut authorities = authenticator.authorities(&state.credential);
-        // Whether the last review of an uncertain lease denied the access.
-        let mut is_denied = false;
+        // The first of the denials since a review of an uncertain lease had another result.
+        let mut denied_at: Option<Instant> = None;
         let mut lost_review_at = Instant::now();
         loop {
             let lost = authenticator.lost(&state.id);
@@ -273,18 +273,23 @@ impl GrantLeaseRevalidator {
             };
             match timeout(CHECK_TIMEOUT, self.check(with_identity)).await.unwrap_or_else(|_| Err(timed_out())) {
                 Ok(()) => {
-                    (uncertain_since, outage, is_denied) = (None, None, false);
+                    (uncertain_since, outage, denied_at) = (None, None, None);
                     due = self.next_check();
                 }
                 // The credential has expired by its own terms, so no review is needed.
                 Err(error) if error.is_inconclusive() && self.is_expired() => {
                     return GrantError::Unauthenticated;
                 }
-                // An apiserver that starts may deny all access until it has its rules, so after an outage a second
-                // review must confirm a denial.
-                Err(error) if error.is_inconclusive() || error.is_denial() && outage.is_some() && !is_denied => {
-                    is_denied = error.is_denial();
-                    if is_denied {
+                Err(error) if error.is_denial() && denied_at.is_some_and(|at| at.elapsed() >= RETRY_DELAY) => {
+                    return error;
+                }
+                // An apiserver that starts may deny all access until it has its rules, so after an outage a later review
+                // must confirm a denial.
+                Err(error)
+                    if error.is_inconclusive() || error.is_denial() && (outage.is_some() || self.may_lack_rules()) =>
+                {
+                    denied_at = error.is_denial().then(|| denied_at.unwrap_or_else(Instant::now));
+                    if error.is_denial() {
                         self.permission.oldest_accepted = Instant::now();
                     }
                     let outage = outage.get_or_insert_with(|| ReviewOutage::begin(&authenticator.outages));
@@ -300,6 +305,14 @@ impl GrantLeaseRevalidator {
                 Err(error) => return error,
             }
         }
+    }
+
+    /// Whether the apiserver may deny the access only because it does not have its rules yet. If the rules are known
+    /// here, they decide.
+    fn may_lack_rules(&self) -> bool {
+        let (user, rbac) = (self.state.user.lock().clone(), &self.authenticator.access_reviewer.rbac);
+        let is_denied_here = || rbac.is_active() && rbac.decide(&user, &self.state.access).is_none();
+        self.authenticator.changes.upstream_may_be_starting() && !is_denied_here()
     }
 
     /// Checks the caller's permission again, and its identity if `with_identity`. Otherwise the permission of the user as

@@ -36,6 +36,9 @@ struct PolicyWatchState {
     last_activity: Instant,
     /// The time since which no change can have been missed. Changes during an interruption are received afterwards.
     complete_since: Instant,
+    /// Whether the watches of all kinds have been open, and when the last one began again after that.
+    was_open: bool,
+    resumed_at: Option<Instant>,
 }
 
 /// The policy changes that later review rounds still cover.
@@ -54,14 +57,23 @@ const ROUND_INTERVAL: Duration = Duration::from_millis(700);
 const JITTER: Duration = Duration::from_millis(300);
 /// The maximum delay of upstream's authorizers that the review rounds of a change cover.
 const SETTLE_TIME: Duration = ROUND_INTERVAL.saturating_mul(3);
+/// The maximum time from the return of an apiserver to when it has its rules.
+const STARTING_MAX: Duration = Duration::from_secs(30);
 /// The maximum delay of the review of everything because of further policy watches that begin after the first.
 const GATHER_MAX: Duration = Duration::from_secs(1);
 
 impl PolicyChanges {
     pub(super) fn new() -> Self {
         let (unapplied, now) = (AffectedUsers::default(), Instant::now());
-        let state =
-            PolicyWatchState { unapplied, missed_due: None, is_open: false, last_activity: now, complete_since: now };
+        let state = PolicyWatchState {
+            unapplied,
+            missed_due: None,
+            is_open: false,
+            last_activity: now,
+            complete_since: now,
+            was_open: false,
+            resumed_at: None,
+        };
         Self { state: Mutex::new(state), notify: Notify::new() }
     }
 
@@ -78,6 +90,7 @@ impl PolicyChanges {
     pub(super) fn watch_started(&self) {
         let (now, mut state) = (Instant::now(), self.state.lock());
         (state.last_activity, state.complete_since) = (now, now);
+        state.resumed_at = state.was_open.then_some(now);
         let due = now + settle_time();
         let latest = state.missed_due.map_or(due + GATHER_MAX, |(_, latest)| latest);
         state.missed_due = Some((due.min(latest), latest));
@@ -88,6 +101,7 @@ impl PolicyChanges {
     /// Records whether the watches of all kinds of RBAC objects are open.
     pub(super) fn set_open(&self, is_open: bool) {
         let mut state = self.state.lock();
+        state.was_open |= is_open;
         if state.is_open != is_open {
             (state.is_open, state.last_activity) = (is_open, Instant::now());
         }
@@ -102,6 +116,12 @@ impl PolicyChanges {
     pub(super) fn unchanged_since(&self) -> Option<Instant> {
         let state = self.state.lock();
         state.is_open.then_some(state.last_activity)
+    }
+
+    /// Whether the apiserver may deny access because it does not have its rules yet: the watches began again a short
+    /// time ago.
+    pub(super) fn upstream_may_be_starting(&self) -> bool {
+        self.state.lock().resumed_at.is_some_and(|at| at.elapsed() <= STARTING_MAX)
     }
 
     /// Whether a permission from RBAC, as reviewed at `sent`, still holds.

@@ -136,6 +136,39 @@ async fn rbac_change_missed_before_watches_open_ends_the_watch() {
     assert!(took < seconds(3), "{took:?}");
 }
 
+/// An apiserver that starts may deny until it has its rules. Each RBAC watch that begins again has leases reviewed.
+#[tokio::test(start_paused = true)]
+async fn denials_soon_after_rbac_watches_resume_need_later_confirmation() {
+    for is_lasting in [false, true] {
+        let scene = scene();
+        hear(&scene);
+        let watch = scene.watch("ada", PODS).await;
+        sleep(seconds(100)).await;
+        scene.authorizer.set_policy_watched(false);
+        sleep(seconds(1)).await;
+        scene.stub.deny("ada", "t1");
+        accesses(&scene);
+        hear(&scene);
+        // Several reviews are denied within four seconds.
+        for _ in 0..3 {
+            sleep(seconds(1)).await;
+            scene.authorizer.policy_changed(&change("ada", "t1"));
+        }
+        sleep(seconds(1)).await;
+        assert!(accesses(&scene) >= 2, "reviewed");
+        assert_eq!(watch.end_reason(), None, "{is_lasting}");
+        if is_lasting {
+            let took = time_to_end(&watch.end_token()).await;
+            assert!(took <= seconds(8), "{took:?}");
+            assert_eq!(watch.end_reason(), Some("denied"));
+        } else {
+            scene.stub.allow("ada", "t1");
+            sleep(seconds(300)).await;
+            assert_eq!(watch.end_reason(), None, "the denials were not confirmed");
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn revocation_without_rbac_change_ends_watch_within_bound() {
     for (is_heard, bound) in [(true, BOUND), (false, seconds(75))] {
